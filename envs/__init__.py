@@ -1,0 +1,9 @@
+"""Environments: a gymnax >= 1.0 `Environment` as users write it, a `VecEnv` as the loop sees it.
+
+`make("gymnax/CartPole-v1")` builds one by id, `vectorise` turns any of them into N environments with resets.
+"""
+
+from rlx.envs.registry import ids, make
+from rlx.envs.vector import vectorise
+
+__all__ = ["ids", "make", "vectorise"]

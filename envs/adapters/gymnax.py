@@ -1,0 +1,35 @@
+"""gymnax's own environments. They are what the interface asks for already; here they get names and checked options."""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from typing import Any
+
+from gymnax.environments import environment
+
+from rlx.errors import RlxError, nearest, unknown
+
+NEEDS_DOWNLOAD = ("MNISTBandit-bsuite",)
+
+
+def gymnax_envs() -> dict[str, type]:
+    """gymnax's registry without what needs a download, imported on demand."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from gymnax import registration
+    return {name: factory for name, factory in registration._registry.items() if name not in NEEDS_DOWNLOAD}
+
+
+def make(task: str, **options: Any) -> environment.Environment:
+    """`gymnax/TASK`; options are the constructor's arguments."""
+    tasks = gymnax_envs()
+    if task in NEEDS_DOWNLOAD:
+        raise RlxError(f"gymnax/{task} downloads its data when built, which rlx does not do: build it and pass the object")
+    if task not in tasks:
+        raise unknown("environment", f"gymnax/{task}", [f"gymnax/{t}" for t in tasks])
+    valid = [p for p in inspect.signature(tasks[task].__init__).parameters if p != "self"]
+    for option in options:
+        if option not in valid:
+            raise RlxError(f"unknown option {option!r} of gymnax/{task}: {nearest(option, valid)}")
+    return tasks[task](**options)

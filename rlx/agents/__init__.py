@@ -1,0 +1,17 @@
+"""Agents by name. Each module shows, in order: Config, State, losses, `make(config, spec) -> Agent`."""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+from rlx.agents import ppo, sac
+from rlx.errors import unknown
+
+AGENTS: dict[str, ModuleType] = {"ppo": ppo, "sac": sac}
+
+
+def get(name: str) -> ModuleType:
+    """The module of the agent of that name, or an RlxError that names the nearest one."""
+    if name not in AGENTS:
+        raise unknown("agent", name, AGENTS)
+    return AGENTS[name]

@@ -1,0 +1,249 @@
+"""Proximal policy optimisation (Schulman et al. 2017, arXiv 1707.06347), discrete and continuous.
+
+    for iteration = 1, 2, ...
+        run pi_old in N environments for T steps                                        (the loop)
+        advantages A_1 .. A_T by GAE(lambda)                                            (Schulman et al. 2016)
+        for K epochs, for M minibatches: ascend L = L_clip - c1 L_value + c2 S[pi]
+
+Deviations from the paper, with reasons:
+- one value target per step, `A + V_old`, no value clipping (Andrychowicz et al. 2021, arXiv 2006.05990, found it useless);
+- time limits are no terminations: the last value of a truncated episode is V(next_obs), the true successor's;
+- observations and rewards are normalised by running statistics that belong to the agent's state. Those in force while
+  a rollout was collected are used throughout the update on it, so that the first ratio is exactly 1;
+- continuous actions are clipped to [-1, 1] at the border; ratios use the unclipped `raw_action`.
+
+Defaults against their source: paper table 3 (MuJoCo) unless noted.
+
+| field | here | source |
+|---|---|---|
+| lr | 3e-4 | 3e-4; constant here (the paper: constant for MuJoCo, annealed for Atari) |
+| gamma, gae_lambda, clip_eps | 0.99, 0.95, 0.2 | same |
+| num_envs x rollout_length | 8 x 125 | 1 x 2048: many environments are cheap here; 1000 divides round budgets |
+| num_epochs, num_minibatches | 4, 5 | 10 epochs, minibatches of 64: fewer and larger ones suit vectorised data |
+| entropy_coef, value_coef | 0.0, 0.5 | 0 (MuJoCo), 0.5 (Atari: c1 = 1); 0.5 as in most implementations |
+| max_grad_norm | 0.5 | not in the paper; Engstrom et al. 2020 (arXiv 2005.12729) |
+| hidden_sizes, activation | (64, 64), tanh | same |
+| orthogonal init sqrt 2 (hidden), 0.01 (policy), 1 (value); Adam eps 1e-5 | | Andrychowicz et al. 2021, Engstrom et al. 2020 |
+| normalize_obs, normalize_reward | True, False | neither in the paper; Engstrom et al. 2020 |
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import chex
+import distrax
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import optax
+from flax import struct
+
+from rlx import config as base
+from rlx import normalize, returns
+from rlx.config import Traced
+from rlx.errors import RlxError
+from rlx.networks import Torso
+from rlx.types import HP, Agent, EnvSpec, PyTree, Transition
+
+
+@dataclass(frozen=True)
+class Config(base.Config):
+    num_envs: int = 8  # environments of one run
+    rollout_length: int = 125  # steps of each environment per iteration
+    num_epochs: int = 4  # passes over a rollout
+    num_minibatches: int = 5  # minibatches of one pass
+    hidden_sizes: tuple[int, ...] = (64, 64)  # widths of both torsos
+    activation: Literal["relu", "tanh", "elu", "silu", "gelu"] = "tanh"  # of every hidden layer
+    normalize_obs: bool = True  # by running mean and variance (vectors only)
+    normalize_reward: bool = False  # by the running deviation of the discounted return
+    lr: Traced[float] = 3e-4  # Adam's step size, actor and critic
+    gamma: Traced[float] = 0.99  # discount
+    gae_lambda: Traced[float] = 0.95  # lambda of generalised advantage estimation
+    clip_eps: Traced[float] = 0.2  # the ratio is clipped to 1 -+ this
+    entropy_coef: Traced[float] = 0.0  # weight of the entropy bonus
+    value_coef: Traced[float] = 0.5  # weight of the value loss
+    max_grad_norm: Traced[float] = 0.5  # global norm of the gradient
+
+    presets: ClassVar[dict[str, dict[str, Any]]] = {
+        "default": {},
+        # 64 environments, short rollouts, normalised rewards: locomotion with dense rewards of unknown scale
+        "brax": {"num_envs": 64, "rollout_length": 20, "num_minibatches": 4, "normalize_reward": True},
+    }
+
+
+@struct.dataclass
+class State:
+    params: PyTree
+    opt_state: PyTree
+    obs_stats: normalize.Stats | None
+    return_stats: normalize.ReturnStats
+
+
+class ActorCritic(nn.Module):
+    """obs `[..., *obs_shape]` -> policy over actions, value `[...]`. Separate torsos; Gaussian of state-independent scale."""
+
+    config: Config
+    spec: EnvSpec
+
+    @nn.compact
+    def __call__(self, obs: jax.Array) -> tuple[distrax.Distribution, jax.Array]:
+        c, s = self.config, self.spec
+        orthogonal = nn.initializers.orthogonal
+        torso = lambda name: Torso(c.hidden_sizes, c.activation, orthogonal(2**0.5), obs_shape=s.obs_shape, name=name)
+        out = nn.Dense(s.num_actions or s.action_dim, kernel_init=orthogonal(0.01), name="policy")(torso("actor")(obs))
+        value = nn.Dense(1, kernel_init=orthogonal(1.0), name="value")(torso("critic")(obs))[..., 0]
+        if s.num_actions is not None:
+            return distrax.Categorical(out), value
+        log_std = self.param("log_std", nn.initializers.zeros, (s.action_dim,))
+        return distrax.MultivariateNormalDiag(out, jnp.broadcast_to(jnp.exp(log_std), out.shape)), value
+
+
+# --- losses ------------------------------------------------------------------------------------------------------------
+
+
+def clipped_surrogate(
+    log_prob: jax.Array, old_log_prob: jax.Array, advantage: jax.Array, clip_eps: jax.Array
+) -> jax.Array:
+    """-L_clip of one sample (eq. 7 of the paper, sign turned): `-min(r A, clip(r, 1 - eps, 1 + eps) A)`; all scalars."""
+    chex.assert_rank([log_prob, old_log_prob, advantage], 0)
+    ratio = jnp.exp(log_prob - old_log_prob)
+    return -jnp.minimum(ratio * advantage, jnp.clip(ratio, 1.0 - clip_eps, 1.0 + clip_eps) * advantage)
+
+
+def weighted_mean(x: jax.Array, weight: jax.Array) -> jax.Array:
+    """Mean of x over the samples that count; both `[B]`. 0 if none does."""
+    chex.assert_equal_shape([x, weight])
+    return (jnp.where(weight > 0, x, 0.0) * weight).sum() / jnp.maximum(weight.sum(), 1.0)
+
+
+def loss(hp: HP, network: ActorCritic, params: PyTree, batch: dict[str, jax.Array]) -> tuple[jax.Array, dict]:
+    """The PPO objective on a minibatch: leaves `[B, ...]`, advantages normalised already."""
+    pi, value = network.apply(params, batch["obs"])
+    log_prob = pi.log_prob(batch["action"])
+    chex.assert_equal_shape([log_prob, value, batch["log_prob"], batch["target"], batch["advantage"]])
+    surrogate = jax.vmap(clipped_surrogate, (0, 0, 0, None))
+    mean = lambda x: weighted_mean(x, batch["weight"])
+    policy_loss = mean(surrogate(log_prob, batch["log_prob"], batch["advantage"], hp["clip_eps"]))
+    value_loss = 0.5 * mean((value - batch["target"]) ** 2)
+    entropy = mean(pi.entropy())
+    log_ratio = log_prob - batch["log_prob"]
+    metrics = {
+        "policy_loss": policy_loss,
+        "value_loss": value_loss,
+        "entropy": entropy,
+        "approx_kl": mean(jnp.exp(log_ratio) - 1.0 - log_ratio),  # k3 of Schulman 2020, "Approximating KL divergence"
+        "clip_fraction": mean((jnp.abs(jnp.exp(log_ratio) - 1.0) > hp["clip_eps"]).astype(jnp.float32)),
+    }
+    return policy_loss + hp["value_coef"] * value_loss - hp["entropy_coef"] * entropy, metrics
+
+
+# --- the agent ---------------------------------------------------------------------------------------------------------
+
+
+def make(config: Config, spec: EnvSpec) -> Agent:
+    """PPO for an environment. Raises RlxError for a vector reward and for minibatches that do not divide a rollout."""
+    c = config
+    if spec.reward_shape:
+        raise RlxError(f"ppo learns from a scalar reward; {spec.name} has a reward vector of shape {spec.reward_shape}")
+    size = c.num_envs * c.rollout_length
+    if size % c.num_minibatches:
+        valid = min((m for m in range(1, size + 1) if size % m == 0), key=lambda m: abs(m - c.num_minibatches))
+        raise RlxError(
+            f"num_minibatches={c.num_minibatches} must divide num_envs * rollout_length = {size}; the nearest is {valid}"
+        )
+    network = ActorCritic(c, spec)
+    normalize_obs = c.normalize_obs and jnp.issubdtype(spec.obs_dtype, jnp.floating) and len(spec.obs_shape) == 1
+    optimiser = lambda hp: optax.chain(
+        optax.clip_by_global_norm(hp["max_grad_norm"]), optax.adam(hp["lr"], eps=1e-5)
+    )  # fmt: skip
+
+    def init(hp: HP, key: jax.Array) -> State:
+        params = network.init(key, jnp.zeros(spec.obs_shape, spec.obs_dtype))
+        stats = normalize.init(spec.obs_shape) if normalize_obs else None
+        return State(params, optimiser(hp).init(params), stats, normalize.init_returns(c.num_envs))
+
+    def apply(state: State, obs: jax.Array) -> tuple[distrax.Distribution, jax.Array]:
+        return network.apply(state.params, normalised(state, obs))
+
+    def normalised(state: State, obs: jax.Array) -> jax.Array:
+        return normalize.normalize(state.obs_stats, obs) if normalize_obs else obs
+
+    def reward_scale(state: State) -> jax.Array:
+        return normalize.scale(state.return_stats) if c.normalize_reward else jnp.float32(1.0)
+
+    def act(hp: HP, state: State, memory: tuple, obs: jax.Array, key: jax.Array, i: jax.Array) -> tuple:
+        pi, value = apply(state, obs)
+        raw, log_prob = pi.sample_and_log_prob(seed=key)
+        return to_action(raw), memory, {"value": value, "log_prob": log_prob, "raw_action": raw}
+
+    def greedy(hp: HP, state: State, memory: tuple, obs: jax.Array, key: jax.Array) -> tuple:
+        return to_action(apply(state, obs)[0].mode()), memory
+
+    def to_action(raw: jax.Array) -> jax.Array:
+        return raw if spec.num_actions is not None else jnp.clip(raw, -1.0, 1.0)
+
+    def value(hp: HP, state: State, obs: jax.Array) -> jax.Array:
+        return apply(state, obs)[1] / reward_scale(state)
+
+    def learn(hp: HP, state: State, rollout: Transition, key: jax.Array, i: jax.Array) -> tuple[State, dict]:
+        done = rollout.terminated | rollout.truncated
+
+        # normalisation: rewards by statistics that include this rollout, observations by those it was collected with
+        ret = normalize.update_returns(state.return_stats, rollout.reward, done, rollout.weight, hp["gamma"])
+        state = state.replace(return_stats=ret)
+        reward = rollout.reward * reward_scale(state)
+        obs, next_obs = normalised(state, rollout.obs), normalised(state, rollout.next_obs)
+
+        # advantages and value targets, [T, N]
+        next_value = network.apply(state.params, next_obs)[1]
+        gae = jax.vmap(returns.gae, in_axes=(1, 1, 1, 1, 1, None, None, 1), out_axes=1)
+        old = rollout.extras
+        advantage = gae(
+            reward, old["value"], next_value, rollout.terminated, rollout.truncated, hp["gamma"], hp["gae_lambda"], rollout.weight
+        )  # fmt: skip
+        target = advantage + old["value"]
+        data = {
+            "obs": obs, "action": old["raw_action"], "log_prob": old["log_prob"],
+            "advantage": advantage, "target": target, "weight": rollout.weight,
+        }  # fmt: skip
+        data = jax.tree.map(lambda x: x.reshape(size, *x.shape[2:]), data)
+
+        # K epochs of M minibatches
+        def minibatch(learner: tuple, indices: jax.Array) -> tuple[tuple, dict]:
+            params, opt_state = learner
+            batch = jax.tree.map(lambda x: x[indices], data)
+            batch["advantage"] = standardised(batch["advantage"], batch["weight"])
+            grads, metrics = jax.grad(lambda p: loss(hp, network, p, batch), has_aux=True)(params)
+            updates, opt_state = optimiser(hp).update(grads, opt_state)
+            return (optax.apply_updates(params, updates), opt_state), metrics
+
+        def epoch(learner: tuple, e: jax.Array) -> tuple[tuple, dict]:
+            order = jax.random.permutation(jax.random.fold_in(key, e), size)
+            return jax.lax.scan(minibatch, learner, order.reshape(c.num_minibatches, -1))
+
+        learner = (state.params, state.opt_state)
+        (params, opt_state), metrics = jax.lax.scan(epoch, learner, jnp.arange(c.num_epochs, dtype=jnp.uint32))
+
+        stats = state.obs_stats
+        if normalize_obs:
+            stats = normalize.update(stats, rollout.obs.reshape(size, -1), rollout.weight.reshape(size))
+        metrics = jax.tree.map(jnp.mean, metrics)
+        metrics["explained_variance"] = explained_variance(data["target"], old["value"].reshape(size), data["weight"])
+        metrics["updates"] = jnp.int32(c.num_epochs * c.num_minibatches)
+        return State(params, opt_state, stats, state.return_stats), metrics
+
+    return Agent(init, lambda hp, state, key: (), act, greedy, learn, c.num_envs, c.rollout_length, value)
+
+
+def standardised(x: jax.Array, weight: jax.Array) -> jax.Array:
+    """x `[B]` with mean 0 and deviation 1 over the samples that count."""
+    mean = weighted_mean(x, weight)
+    return (x - mean) / (jnp.sqrt(weighted_mean((x - mean) ** 2, weight)) + 1e-8)
+
+
+def explained_variance(target: jax.Array, value: jax.Array, weight: jax.Array) -> jax.Array:
+    """1 - Var[target - value] / Var[target], all `[B]`: 1 is a perfect critic, 0 no better than a constant."""
+    variance = lambda x: weighted_mean((x - weighted_mean(x, weight)) ** 2, weight)
+    return 1.0 - variance(target - value) / jnp.maximum(variance(target), 1e-8)

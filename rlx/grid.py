@@ -1,0 +1,94 @@
+"""From a user's words to arrays with a run axis: seeds, hyperparameter values, environment parameters."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from rlx import config as config_
+from rlx.errors import RlxError, unknown
+from rlx.types import HP, PyTree
+
+
+def seeds(given: int | Sequence[int]) -> list[int]:
+    """`3` -> [0, 1, 2]; a sequence as it is. RlxError for none at all and outside [0, 2^32)."""
+    try:
+        out = list(range(given)) if isinstance(given, (int, np.integer)) else [int(s) for s in given]
+    except (TypeError, ValueError):
+        raise RlxError(f"seeds={given!r} must be a number of seeds or a list of them") from None
+    if not out:
+        raise RlxError(f"seeds={given!r} must be at least one seed")
+    if any(not 0 <= s < 2**32 for s in out):
+        raise RlxError(f"seeds={given!r} must lie in [0, 2^32)")
+    return out
+
+
+def param_names(params: PyTree) -> list[str]:
+    """Names of an environment's parameters."""
+    return [f.name for f in dataclasses.fields(params)] if dataclasses.is_dataclass(params) else []
+
+
+def override(params: PyTree, changes: Any, env_name: str) -> PyTree:
+    """An environment's parameters with some fields changed: `changes` is None, a mapping, or a whole parameter object."""
+    if changes is None:
+        return params
+    if not isinstance(changes, Mapping):
+        if type(changes) is not type(params):
+            raise RlxError(f"env_params of {env_name} must be a mapping or {type(params).__name__}, not {type(changes).__name__}")
+        return changes
+    for name in changes:
+        if name not in param_names(params):
+            raise unknown(f"parameter of {env_name}", name, param_names(params))
+    return dataclasses.replace(params, **changes)
+
+
+def params_to_json(params: PyTree) -> dict[str, Any]:
+    """Parameters as plain numbers by path, exact for float32 and int32."""
+    return {jax.tree_util.keystr(path): np.asarray(x).tolist() for path, x in jax.tree.leaves_with_path(params)}
+
+
+def params_from_json(params: PyTree, values: Mapping[str, Any]) -> PyTree:
+    """`params` with the values that `params_to_json` wrote; KeyError for a path that it did not."""
+    leaf = lambda path, x: jnp.asarray(values[jax.tree_util.keystr(path)], jnp.asarray(x).dtype)
+    return jax.tree.map_with_path(leaf, params)
+
+
+def configurations(
+    config: config_.Config, params: PyTree, hp: Mapping[str, Any], env_params: Mapping[str, Any], env_name: str
+) -> tuple[int, HP, PyTree]:
+    """`(C, hp, env_params)` with leading axes `[C]`: one row per configuration, what is not named at its own value.
+
+    Raises RlxError for an unknown or static field, a value of a wrong type or out of bounds, and unequal lengths.
+    """
+    fields = config_.fields(type(config))
+    traced = [name for name, f in fields.items() if f.traced]
+    for name in hp:
+        if name not in fields:
+            raise unknown("field", name, traced)
+        if name not in traced:
+            raise RlxError(f"{name} is static, so one program has one value of it; traced are {', '.join(traced)}")
+    for name in env_params:
+        if name not in param_names(params):
+            raise unknown(f"parameter of {env_name}", name, param_names(params))
+    rows = {name: np.atleast_1d(np.asarray(values)) for name, values in {**hp, **env_params}.items()}
+    lengths = {name: len(values) for name, values in rows.items()}
+    if len(set(lengths.values())) > 1:
+        raise RlxError(f"hp and env_params need one length, the number of configurations; they have {lengths}")
+    c = next(iter(lengths.values()), 1)
+    if c == 0:
+        raise RlxError(f"hp and env_params name no value: {lengths}")
+    for name in hp:
+        for value in rows[name].tolist():
+            config.replace(**{name: value})  # checks type and bounds
+
+    wide = lambda x: jnp.broadcast_to(x, (c, *jnp.shape(x)))
+    hps = {name: wide(value) for name, value in config_.partition(config)[1].items()}
+    hps |= {name: config_.as_array(fields[name], rows[name]) for name in hp}
+    new = {name: jnp.asarray(rows[name], getattr(params, name).dtype) for name in env_params}
+    params = jax.tree.map(wide, params)
+    return c, hps, dataclasses.replace(params, **new) if new else params

@@ -1,0 +1,146 @@
+"""Replay: a ring buffer of items (pytrees), uniform samples and windows of consecutive steps.
+
+A buffer is a pytree `data` with leaves `[capacity, ...]`. Items come as `[T, N, ...]`, T steps of N environments, and
+are written time-major: item (t, n) is number `t * N + n`, so that the steps of one environment are N slots apart. Write
+position and size follow from the shared iteration counter: they are unbatched under a vmap over runs, where writing
+remains a scatter in place. Positions are slots, uint32 < capacity.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import struct
+
+from rlx import counters
+from rlx.errors import RlxError
+
+PyTree = Any
+
+
+def init(example: PyTree, capacity: int) -> PyTree:
+    """Empty data of `capacity` items like `example` (arrays or ShapeDtypeStructs of ONE item): zeros, dtypes kept.
+
+    Raises RlxError unless 1 <= capacity <= 2^31.
+    """
+    if not 1 <= capacity <= 2**31:
+        raise RlxError(f"replay_capacity={capacity} must be in [1, {2**31}]")
+    return jax.tree.map(lambda x: jnp.zeros((capacity, *x.shape), x.dtype), example)
+
+
+def insert(data: PyTree, items: PyTree, position: jax.Array) -> PyTree:
+    """Write `items` `[T, N, ...]` at the slots `(position + k) % capacity`, k = t * N + n; `position` uint32 scalar.
+
+    T * N need not divide the capacity and may exceed it: the last `capacity` items are then written, where they would
+    have ended up.
+    """
+    capacity = jax.tree.leaves(data)[0].shape[0]
+    steps, num_envs = jax.tree.leaves(items)[0].shape[:2]
+    chex.assert_trees_all_equal_shapes_and_dtypes(
+        jax.tree.map(lambda x: jax.ShapeDtypeStruct((steps, num_envs, *x.shape[1:]), x.dtype), data),
+        jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), items),
+    )
+    written = np.arange(max(0, steps * num_envs - capacity), steps * num_envs)
+    slots = _wrap(jnp.asarray(position, jnp.uint32), (written % capacity).astype(np.uint32), capacity)
+
+    def write(buffer: jax.Array, new: jax.Array) -> jax.Array:
+        flat = new.reshape(steps * num_envs, *new.shape[2:])[written[0] :]
+        return buffer.at[slots].set(flat, mode="promise_in_bounds", unique_indices=True)
+
+    return jax.tree.map(write, data, items)
+
+
+def position(i: jax.Array, per_iteration: int, capacity: int) -> jax.Array:
+    """The slot at which iteration `i` starts to write, `(i * T * N) % capacity`: uint32, exact for every uint32 `i`."""
+    return counters.mul_mod(i, per_iteration, capacity)
+
+
+def size(i: jax.Array, per_iteration: int, capacity: int) -> jax.Array:
+    """How many items are stored before iteration `i` writes, `min(i * T * N, capacity)`: uint32, exact."""
+    return counters.min_product(i, per_iteration, capacity)
+
+
+def sample_windows(
+    data: PyTree, key: jax.Array, n: int, position: jax.Array, size: jax.Array, num_envs: int, horizon: int = 1
+) -> PyTree:
+    """n windows of `horizon` consecutive steps of one environment each, `[n, horizon, ...]`, oldest step first.
+
+    Uniform, with replacement, over all windows among the `size` most recent items; `position` is the next slot to be
+    written (uint32 scalars both). A window may span an episode's end: the caller cuts it (`returns.n_step`).
+
+    At least one window exists if `size > (horizon - 1) * num_envs`, one of every environment if `size >= horizon *
+    num_envs`; the caller waits for that (`learning_starts`). Sampled too early, steps beyond the newest item repeat it,
+    so that what is returned has been written, but is no window; from an empty buffer come zeros.
+
+    Raises RlxError if `horizon * num_envs` exceeds the capacity.
+    """
+    capacity = jax.tree.leaves(data)[0].shape[0]
+    if horizon * num_envs > capacity:
+        raise RlxError(
+            f"replay_capacity={capacity} must hold {horizon} steps of {num_envs} environments: {horizon * num_envs}"
+        )
+    stored = jnp.clip(jnp.asarray(size, jnp.uint32), np.uint32(1), np.uint32(capacity))
+    span = np.uint32((horizon - 1) * num_envs)
+    starts = jnp.where(stored > span, stored - span, np.uint32(1))
+    first = jax.random.randint(key, (n,), np.uint32(0), starts, jnp.uint32)
+    age = first[:, None] + (np.arange(horizon, dtype=np.uint32) * np.uint32(num_envs))[None]  # 0 is the oldest item
+    oldest = _wrap(jnp.asarray(position, jnp.uint32), np.uint32(capacity) - stored, capacity)
+    slots = _wrap(oldest, jnp.minimum(age, stored - np.uint32(1)), capacity)
+    return jax.tree.map(lambda x: x.at[slots].get(mode="promise_in_bounds"), data)
+
+
+def _wrap(a: jax.Array, b: jax.typing.ArrayLike, capacity: int) -> jax.Array:
+    """`(a + b) % capacity` for uint32 `a < capacity`, `b <= capacity`: no overflow, since capacity <= 2^31."""
+    return (a + b) % np.uint32(capacity)
+
+
+# --- a buffer that counts itself -------------------------------------------------------------------------------------
+
+
+@struct.dataclass
+class State:
+    """`data` `[capacity, ...]`, the next slot to be written and the number of items stored (uint32 scalars)."""
+
+    data: PyTree
+    position: jax.Array
+    size: jax.Array
+
+
+class Uniform(NamedTuple):
+    """A uniform replay buffer as pure functions.
+
+    init  (example)       -> state      example: one item
+    add   (state, items)  -> state      items [T, N, ...]
+    sample(state, key, n) -> items      [n, ...], with replacement; the state must hold an item
+    """
+
+    init: Callable[[PyTree], State]
+    add: Callable[[State, PyTree], State]
+    sample: Callable[[State, jax.Array, int], PyTree]
+
+
+def uniform(capacity: int) -> Uniform:
+    """A stand-alone ring buffer. Its counters are exact forever: neither exceeds the capacity."""
+
+    def init_state(example: PyTree) -> State:
+        return State(init(example, capacity), jnp.uint32(0), jnp.uint32(0))
+
+    def add(state: State, items: PyTree) -> State:
+        steps, num_envs = jax.tree.leaves(items)[0].shape[:2]
+        kept = min(steps * num_envs, capacity)
+        return State(
+            insert(state.data, items, state.position),
+            _wrap(state.position, np.uint32(steps * num_envs % capacity), capacity),
+            jnp.minimum(state.size, np.uint32(capacity - kept)) + np.uint32(kept),
+        )
+
+    def sample(state: State, key: jax.Array, n: int) -> PyTree:
+        windows = sample_windows(state.data, key, n, state.position, state.size, num_envs=1)
+        return jax.tree.map(lambda x: x[:, 0], windows)
+
+    return Uniform(init_state, add, sample)

@@ -1,0 +1,133 @@
+"""What a training leaves behind: a table of metrics, a trainer, checkpoints; in memory and on disk.
+
+Under `out`:  run.json  metrics.parquet  learning_curve.png  checkpoints/{last, best, step-N}
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pandas as pd
+from gymnax.environments.environment import Environment
+
+from rlx import agents, envs, grid, report
+from rlx import config as config_
+from rlx.errors import RlxError, unknown
+from rlx.sinks import parquet
+from rlx.trainer import Trainer
+from rlx.types import Carry
+
+
+class Result:
+    """The outcome of `rlx.train`.
+
+    metrics: a long table with one row per (run, step): `run, seed, step`, a column per field that differs between runs,
+      `return` (mean evaluation return; `return_0, return_1 ...` for a vector reward), `unfinished` (evaluation episodes
+      that did not end), `episode_return, episode_length, episodes` (training episodes that ended since the last row),
+      `nan_steps`, `updates` and the learner's losses. NaN where something was not measured.
+    trainer: the Trainer, to continue or act with the carries of `carry("last")` and `carry("best")`.
+    interrupted: whether training stopped early, by Ctrl-C or a callback.
+    """
+
+    def __init__(
+        self, metrics: pd.DataFrame, trainer: Trainer, out: Path | None, last: Carry | None = None, interrupted: bool = False
+    ):
+        self.metrics, self.trainer, self.out, self.interrupted = metrics, trainer, out, interrupted
+        self._last = last
+
+    @property
+    def returns(self) -> np.ndarray:
+        """Mean evaluation returns, float64 `[runs, evaluations]` (or `[runs, evaluations, m]`), in order of steps."""
+        names = return_columns(self.metrics)
+        table = self.metrics[self.metrics["unfinished"].notna()]  # rows of evaluations
+        runs = table["run"].nunique()
+        stacked = np.stack([table.sort_values(["run", "step"])[n].to_numpy().reshape(runs, -1) for n in names], axis=-1)
+        return stacked[..., 0] if names == ["return"] else stacked
+
+    def carry(self, which: str = "last") -> Carry:
+        """The state after the last step, or at the best evaluation; from memory or from `out`."""
+        if which not in ("last", "best"):
+            raise unknown("carry", which, ("last", "best"))
+        if which == "last" and self._last is not None:
+            return self._last
+        if self.out is None:
+            raise RlxError(f"the {which} carry was not stored: train with out=...")
+        return self.trainer.restore(self.out / "checkpoints" / which)
+
+    def to_pandas(self) -> pd.DataFrame:
+        """A copy of `metrics`."""
+        return self.metrics.copy()
+
+    def table(self) -> pd.DataFrame:
+        """One row: mean, IQM and 95% bootstrap interval over runs of the last evaluation."""
+        return report.summary_table({self.trainer.name: self.metrics})
+
+    def plot(self, path: str | Path = "learning_curve.png") -> Path:
+        """The learning curve (IQM, 95% interval and single runs) as a PNG."""
+        report.learning_curve({self.trainer.name: self.metrics}, Path(path), title=self.trainer.name)
+        return Path(path)
+
+    def best(self) -> dict[str, Any]:
+        """The row of the run whose last evaluation is best: its number, seed, hyperparameters and return."""
+        names = return_columns(self.metrics)
+        if names != ["return"]:
+            raise RlxError("best() needs a scalar reward: a vector reward has no single best run")
+        rows = self.metrics.dropna(subset=["return"])
+        if rows.empty:
+            raise RlxError("best() needs an evaluation, and there was none")
+        final = rows[rows["step"] == rows["step"].max()]
+        row = final.loc[final["return"].idxmax()].to_dict()
+        hp = self.trainer.config
+        return {**config_.to_dict(hp), **row, "run": int(row["run"]), "seed": int(row["seed"]), "step": int(row["step"])}
+
+
+def return_columns(metrics: pd.DataFrame) -> list[str]:
+    """`["return"]`, or `["return_0", "return_1", ...]` for a vector reward."""
+    vector = [c for c in metrics.columns if c.startswith("return_") and c.removeprefix("return_").isdigit()]
+    return sorted(vector, key=lambda c: int(c.removeprefix("return_"))) or ["return"]
+
+
+def write_description(out: Path, trainer: Trainer, extra: Mapping[str, Any]) -> None:
+    """run.json: agent, environment, configuration, seeds, versions."""
+    text = json.dumps({**trainer.identity(), **extra}, indent=2)
+    (out / "run.json.tmp").write_text(text + "\n")
+    (out / "run.json.tmp").replace(out / "run.json")
+
+
+def read_description(out: Path) -> dict[str, Any]:
+    """The contents of run.json; RlxError if `out` holds no run."""
+    try:
+        return json.loads((out / "run.json").read_text())
+    except FileNotFoundError:
+        raise RlxError(f"{out} holds no rlx run: it has no run.json") from None
+    except (OSError, ValueError) as error:
+        raise RlxError(f"{out}/run.json cannot be read: {error}") from None
+
+
+def load(out: str | Path, env: Environment | None = None) -> Result:
+    """The result stored under `out`. A user's own environment is passed again as `env`."""
+    out = Path(out)
+    d = read_description(out)
+    try:
+        module = agents.get(d["agent"])
+        config = config_.from_dict(module.Config, d["config"])
+        if d["own_env"] and env is None:
+            raise RlxError(f"{out} was trained on {d['env']}, an environment of the user's own: pass it as env=")
+        env = env if d["own_env"] else envs.make(d["env"], **d["env_options"])
+        params = grid.params_from_json(env.default_params, d["env_params"])
+        source = (env, {}) if d["own_env"] else (d["env"], d["env_options"])
+        trainer = Trainer(d["agent"], source[0], config, env_options=source[1], env_params=params)
+    except KeyError as error:
+        raise RlxError(f"{out}/run.json has no entry {error}: it is not an rlx run, or of another version") from None
+    return Result(parquet.read(out / "metrics.parquet"), trainer, out, interrupted=d.get("interrupted", False))
+
+
+def evaluate(out: str | Path, episodes: int = 100, seed: int = 0, which: str = "last", env: Environment | None = None) -> np.ndarray:
+    """Returns of exactly `episodes` greedy episodes of every run stored under `out` -> float32 `[runs, episodes(, m)]`."""
+    result = load(out, env)
+    return np.asarray(result.trainer.evaluate(result.carry(which), episodes, jax.random.key(seed)))

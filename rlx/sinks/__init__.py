@@ -1,0 +1,1 @@
+"""Where results go while a program runs: the console, and parquet files."""
