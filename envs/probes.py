@@ -290,9 +290,11 @@ PROBES: dict[str, type[Probe]] = {probe.__name__: probe for probe in (
 NAMES: tuple[str, ...] = tuple(name + form for name in PROBES for form in ("", "-continuous"))
 
 
-def make(name: str) -> Probe:
-    """The probe called `Name` (discrete actions) or `Name-continuous`. Raises RlxError for any other name."""
+def make(name: str, **options: object) -> Probe:
+    """The probe called `Name` (discrete actions) or `Name-continuous`. Raises RlxError for any other name, and for options."""
     if name not in NAMES:
-        raise unknown("probe", name, NAMES)
+        raise unknown("environment", f"probe/{name}", [f"probe/{n}" for n in NAMES])
+    if options:
+        raise RlxError(f"probe/{name} takes no options, but {', '.join(options)} was given")
     base, _, form = name.partition("-")
     return PROBES[base](continuous=bool(form))

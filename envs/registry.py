@@ -16,7 +16,7 @@ def ids() -> list[str]:
     tasks = {
         "brax": brax.brax_envs(),
         "gymnax": gymnax.gymnax_envs(),
-        "probe": [n + form for n in probes.PROBES for form in ("", "-continuous")],
+        "probe": probes.NAMES,
     }
     return [f"{suite}/{task}" for suite, names in tasks.items() for task in names]
 

@@ -72,7 +72,9 @@ def vectorise(env: Environment, num_envs: int, auto_reset: bool = True) -> VecEn
         if not dtypes:
             dtypes.append(state_dtypes(env, params))
         return jax.tree.map(
-            lambda x, d: x if jnp.issubdtype(d, jax.dtypes.prng_key) else jax.lax.convert_element_type(x, d), state, dtypes[0]
+            lambda x, d: x if jnp.issubdtype(d, jax.dtypes.prng_key) else jax.lax.convert_element_type(x, d),
+            state,
+            dtypes[0],
         )
 
     def reset(key: jax.Array, params: PyTree) -> tuple[PyTree, PyTree]:

@@ -16,5 +16,6 @@ def directory() -> str:
 
 def enable() -> None:
     """Point JAX at `directory()`, unless the user has set a cache of their own."""
-    if jax.config.jax_compilation_cache_dir is None and directory():
+    chosen = jax.config.values.get("jax_compilation_cache_dir")
+    if chosen is None and directory():
         jax.config.update("jax_compilation_cache_dir", directory())

@@ -84,6 +84,12 @@ def save(path: str | os.PathLike[str], tree: PyTree, meta: dict[str, Any]) -> No
     shutil.rmtree(old, ignore_errors=True)  # a remainder does no harm: the next save removes it
 
 
+def exists(path: str | os.PathLike) -> bool:
+    """Whether there is a checkpoint at `path`, complete or interrupted while replacing a complete one."""
+    path = Path(path).resolve()
+    return any((p / "rlx.json").is_file() for p in (path, _sibling(path, ".old")))
+
+
 def read_meta(path: str | os.PathLike[str]) -> dict[str, Any]:
     """The `meta` of the checkpoint at `path`. RlxError if there is none or it is not readable."""
     return _read(_locate(path)).meta

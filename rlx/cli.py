@@ -14,6 +14,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import dataclasses
 import sys
 from collections.abc import Mapping
@@ -59,7 +60,9 @@ def train(argv: list[str]) -> int:
     wants_help = "-h" in argv or "--help" in argv
     if not names:
         if wants_help:
-            print(f"usage: rlx train AGENT ENV [--FIELD VALUE ...]\n\nAGENT is one of {', '.join(agents.AGENTS)}; `rlx list envs`")
+            print(
+                f"usage: rlx train AGENT ENV [--FIELD VALUE ...]\n\nAGENT is one of {', '.join(agents.AGENTS)}; `rlx list envs`"
+            )
             print("names environments, `rlx train AGENT ENV --help` explains the fields.")
             return 0
         raise RlxError(f"rlx train needs an agent ({', '.join(agents.AGENTS)}) and an environment: see `rlx list envs`")
@@ -120,7 +123,9 @@ def evaluate(argv: list[str]) -> int:
 
 def report(argv: list[str]) -> int:
     """`rlx report RUN ...`: one table of the runs, and one plot of their learning curves."""
-    runs, given = _stored("report", argv, {"out": Field("out", str, ".", False, "directory of report.csv, report.md, report.png")})
+    runs, given = _stored(
+        "report", argv, {"out": Field("out", str, ".", False, "directory of report.csv, report.md, report.png")}
+    )
     from rlx import report as report_
     from rlx import results
     from rlx.sinks.console import print_table
@@ -230,7 +235,9 @@ def _stored(command: str, argv: list[str], options: dict[str, Field]) -> tuple[l
 def _more(config: type[config_.Config]) -> dict[str, Field]:
     """Options of `rlx train` that are not fields of a dataclass."""
     return {
-        "preset": Field("preset", str | None, None, False, f"defaults by name: {', '.join(config.presets)}; fields override it"),
+        "preset": Field(
+            "preset", str | None, None, False, f"defaults by name: {', '.join(config.presets)}; fields override it"
+        ),
         "env_options": Field("env_options", tuple[str, ...], (), False, "constructor options of ENV, NAME=VALUE ..."),
         "env_params": Field("env_params", tuple[str, ...], (), True, "parameters of ENV, NAME=VALUE ..."),
     }
@@ -245,10 +252,8 @@ def show_help(prog: str, description: str, options: Mapping[str, Field]) -> None
         return f.name, Annotated[f.type, tyro.conf.arg(help=text)], dataclasses.field(default=f.default)
 
     cls = dataclasses.make_dataclass("options", [field(f) for f in options.values()])
-    try:
+    with contextlib.suppress(SystemExit):
         tyro.cli(cls, prog=prog, description=description, args=["--help"], use_underscores=True)
-    except SystemExit:
-        pass
 
 
 if __name__ == "__main__":

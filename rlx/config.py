@@ -17,7 +17,6 @@ import math
 import re
 import types
 import typing
-from functools import cache
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 import jax.numpy as jnp
@@ -83,8 +82,7 @@ class Field(typing.NamedTuple):
     help: str
 
 
-@cache
-def fields(cls: type) -> dict[str, Field]:
+def fields(cls: Any) -> dict[str, Field]:
     """The fields of a configuration dataclass by name, in order."""
     hints = typing.get_type_hints(cls, include_extras=True)
     helps = _comments(cls)

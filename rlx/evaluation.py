@@ -5,7 +5,6 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from rlx import types
 from rlx.loop import draw_memory
 from rlx.types import Agent, PyTree, Runs, VecEnv, keys_for, stream
 

@@ -18,15 +18,11 @@ def size(tree: PyTree) -> int:
     """Bytes of the arrays (or shapes) in a tree."""
 
     def leaf(x: jax.Array | jax.ShapeDtypeStruct) -> int:
-        if jnp_key(x.dtype):
+        if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key):
             x = jax.eval_shape(jax.random.key_data, x)
         return math.prod(x.shape) * x.dtype.itemsize
 
     return sum(leaf(x) for x in jax.tree.leaves(tree))
-
-
-def jnp_key(dtype: object) -> bool:
-    return jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key)
 
 
 def human(n: float) -> str:

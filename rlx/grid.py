@@ -39,7 +39,9 @@ def override(params: PyTree, changes: Any, env_name: str) -> PyTree:
         return params
     if not isinstance(changes, Mapping):
         if type(changes) is not type(params):
-            raise RlxError(f"env_params of {env_name} must be a mapping or {type(params).__name__}, not {type(changes).__name__}")
+            raise RlxError(
+                f"env_params of {env_name} must be a mapping or {type(params).__name__}, not {type(changes).__name__}"
+            )
         return changes
     for name in changes:
         if name not in param_names(params):

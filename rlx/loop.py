@@ -29,8 +29,7 @@ Population = Callable[[PyTree, Runs, jax.Array, jax.Array, jax.Array], tuple[PyT
 Iterate = Callable[[Runs, jax.Array], tuple[Runs, "Totals"]]  # `iterate` with agent and environment bound
 
 
-@struct.dataclass
-class Totals:
+class Totals(struct.PyTreeNode):
     """Sums since the last report; leaves `[R, ...]`. `learn` holds sums over updates of every metric of the learner.
 
     Sums and not means, so that adding up segments gives the same bits as one long segment.
@@ -72,14 +71,21 @@ def collect(agent: Agent, vec: VecEnv, run: Runs, i: jax.Array) -> tuple[Runs, T
         action, memory, extras = jax.vmap(act)(memory, obs, act_keys)
         env, step = vec.step(stream(run.key, types.STREAM_ENV, i, t), env, action, run.env_params)
         transition = Transition(
-            obs, action, step.reward, step.next_obs, step.terminated, step.truncated, first, step.weight, step.info, extras
+            obs,
+            action,
+            step.reward,
+            step.next_obs,
+            step.terminated,
+            step.truncated,
+            first,
+            step.weight,
+            step.info,
+            extras,
         )
         return (env, step.obs, step.terminated | step.truncated, memory), transition
 
     scanned = (run.env, run.obs, run.first, run.memory)
-    (env, obs, first, memory), rollout = jax.lax.scan(
-        one_step, scanned, jnp.arange(agent.rollout_length, dtype=jnp.uint32)
-    )
+    (env, obs, first, memory), rollout = jax.lax.scan(one_step, scanned, jnp.arange(agent.rollout_length, dtype=jnp.uint32))
     return run.replace(env=env, obs=obs, first=first, memory=memory), rollout
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import field
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -34,8 +35,32 @@ def activation_fn(name: str) -> Callable[[jax.Array], jax.Array]:
 
 
 def orthogonal(scale: float = math.sqrt(2.0)) -> Initializer:
-    """Orthogonal matrices times `scale` (Saxe et al. 2014); the default suits relu."""
-    return nn.initializers.orthogonal(scale)
+    """Uniformly random orthogonal matrices times `scale` (Saxe et al. 2014); the default suits relu.
+
+    Leading axes of a kernel are flattened. By Gram-Schmidt and not, as in flax, by a QR decomposition: batched LAPACK calls
+    next to the while loops of a physics engine deadlock XLA's CPU runtime (jax 0.10.2), and a population is a batch.
+    """
+
+    def init(key: jax.Array, shape: tuple[int, ...], dtype: Any = jnp.float32) -> jax.Array:
+        rows, columns = math.prod(shape[:-1]), shape[-1]
+        tall = jax.random.normal(key, (max(rows, columns), min(rows, columns)), dtype)
+        q = gram_schmidt(tall)
+        return scale * (q if rows >= columns else q.T).reshape(shape)
+
+    return init
+
+
+def gram_schmidt(a: jax.Array) -> jax.Array:
+    """The columns of `a` `[n, m]`, n >= m, orthonormalised in order. Each is projected twice ("twice is enough", Kahan)."""
+
+    def column(j: jax.Array, q: jax.Array) -> jax.Array:
+        v = q[:, j]
+        done = jnp.where(jnp.arange(q.shape[1])[None, :] < j, q, 0.0)
+        for _ in range(2):
+            v = v - done @ (done.T @ v)
+        return q.at[:, j].set(v / jnp.linalg.norm(v))
+
+    return jax.lax.fori_loop(0, a.shape[1], column, a)
 
 
 def preprocess(obs: jax.Array) -> jax.Array:
@@ -83,9 +108,7 @@ class PatchConv(nn.Module):
         k, s = self.kernel, self.stride
         height, width, channels = x.shape[-3:]
         if min(height, width) < k:
-            raise RlxError(
-                f"observation of {height} x {width} pixels is smaller than the convolution's {k} x {k} kernel"
-            )
+            raise RlxError(f"observation of {height} x {width} pixels is smaller than the convolution's {k} x {k} kernel")
         rows, cols = ((size - k) // s * s + 1 for size in (height, width))
         kernel = self.param("kernel", self.kernel_init, (k, k, channels, self.features), jnp.float32)
         bias = self.param("bias", nn.initializers.zeros, (self.features,), jnp.float32)
@@ -131,15 +154,10 @@ class Torso(nn.Module):
             raise RlxError(f"observation of shape {obs.shape} does not end in the environment's {self.obs_shape}")
         x = preprocess(obs)
         side = min(self.obs_shape[:2]) if len(self.obs_shape) == 3 else 0
-        if side >= 3:
-            x = CNN(NATURE if side >= 36 else BOARD, self.activation, self.kernel_init)(x)
-        else:
-            x = x.reshape(*batch, -1)
+        x = CNN(NATURE if side >= 36 else BOARD, self.activation, self.kernel_init)(x) if side >= 3 else x.reshape(*batch, -1)
         return MLP(self.hidden_sizes, self.activation, self.kernel_init)(x)
 
 
 def ensemble(module_cls: type[nn.Module], k: int) -> type[nn.Module]:
     """`module_cls` as k copies with parameters of their own: the same inputs, parameters and outputs `[k, ...]`."""
-    return nn.vmap(
-        module_cls, variable_axes={"params": 0}, split_rngs={"params": True}, in_axes=None, out_axes=0, axis_size=k
-    )
+    return nn.vmap(module_cls, variable_axes={"params": 0}, split_rngs={"params": True}, in_axes=None, out_axes=0, axis_size=k)

@@ -81,9 +81,7 @@ def sample_windows(
     """
     capacity = jax.tree.leaves(data)[0].shape[0]
     if horizon * num_envs > capacity:
-        raise RlxError(
-            f"replay_capacity={capacity} must hold {horizon} steps of {num_envs} environments: {horizon * num_envs}"
-        )
+        raise RlxError(f"replay_capacity={capacity} must hold {horizon} steps of {num_envs} environments: {horizon * num_envs}")
     stored = jnp.clip(jnp.asarray(size, jnp.uint32), np.uint32(1), np.uint32(capacity))
     span = np.uint32((horizon - 1) * num_envs)
     starts = jnp.where(stored > span, stored - span, np.uint32(1))

@@ -35,7 +35,12 @@ class Result:
     """
 
     def __init__(
-        self, metrics: pd.DataFrame, trainer: Trainer, out: Path | None, last: Carry | None = None, interrupted: bool = False
+        self,
+        metrics: pd.DataFrame,
+        trainer: Trainer,
+        out: Path | None,
+        last: Carry | None = None,
+        interrupted: bool = False,
     ):
         self.metrics, self.trainer, self.out, self.interrupted = metrics, trainer, out, interrupted
         self._last = last
@@ -83,7 +88,13 @@ class Result:
         final = rows[rows["step"] == rows["step"].max()]
         row = final.loc[final["return"].idxmax()].to_dict()
         hp = self.trainer.config
-        return {**config_.to_dict(hp), **row, "run": int(row["run"]), "seed": int(row["seed"]), "step": int(row["step"])}
+        return {
+            **config_.to_dict(hp),
+            **row,
+            "run": int(row["run"]),
+            "seed": int(row["seed"]),
+            "step": int(row["step"]),
+        }
 
 
 def return_columns(metrics: pd.DataFrame) -> list[str]:
@@ -118,16 +129,17 @@ def load(out: str | Path, env: Environment | None = None) -> Result:
         config = config_.from_dict(module.Config, d["config"])
         if d["own_env"] and env is None:
             raise RlxError(f"{out} was trained on {d['env']}, an environment of the user's own: pass it as env=")
-        env = env if d["own_env"] else envs.make(d["env"], **d["env_options"])
-        params = grid.params_from_json(env.default_params, d["env_params"])
-        source = (env, {}) if d["own_env"] else (d["env"], d["env_options"])
-        trainer = Trainer(d["agent"], source[0], config, env_options=source[1], env_params=params)
+        native = envs.make(d["env"], **d["env_options"]) if env is None else env
+        params = grid.params_from_json(native.default_params, d["env_params"])
+        trainer = Trainer(d["agent"], env or d["env"], config, env_options=d["env_options"], env_params=params)
     except KeyError as error:
         raise RlxError(f"{out}/run.json has no entry {error}: it is not an rlx run, or of another version") from None
     return Result(parquet.read(out / "metrics.parquet"), trainer, out, interrupted=d.get("interrupted", False))
 
 
-def evaluate(out: str | Path, episodes: int = 100, seed: int = 0, which: str = "last", env: Environment | None = None) -> np.ndarray:
+def evaluate(
+    out: str | Path, episodes: int = 100, seed: int = 0, which: str = "last", env: Environment | None = None
+) -> np.ndarray:
     """Returns of exactly `episodes` greedy episodes of every run stored under `out` -> float32 `[runs, episodes(, m)]`."""
     result = load(out, env)
     return np.asarray(result.trainer.evaluate(result.carry(which), episodes, jax.random.key(seed)))

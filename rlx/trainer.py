@@ -123,7 +123,9 @@ class Trainer:
         if steps <= 0 or steps % per:
             below = max(steps, 0) // per * per
             valid = f"{below} or {below + per}" if below else f"{per}"
-            raise RlxError(f"{name}={steps} must be a positive multiple of num_envs * rollout_length = {per}: nearest is {valid}")
+            raise RlxError(
+                f"{name}={steps} must be a positive multiple of num_envs * rollout_length = {per}: nearest is {valid}"
+            )
         if steps // per >= MAX_ITERATIONS:
             raise RlxError(f"{name}={steps} needs 2^32 iterations or more: raise num_envs or rollout_length")
         return int(steps) // per
@@ -187,13 +189,15 @@ class Trainer:
 
     def value(self, carry: Carry, obs: PyTree) -> jax.Array:
         """The critic's values of native observations `[R, B, ...]` -> float32 `[R, B]`, in native reward units."""
-        if self.agent.value is None:
-            raise RlxError(f"{self.agent_name} has no critic")
         return self._value(carry, obs)
 
     def _value_all(self, carry: Carry, obs: PyTree) -> jax.Array:
+        value = self.agent.value
+        if value is None:
+            raise RlxError(f"{self.agent_name} has no critic")
+
         def one(run: Runs, obs: PyTree) -> jax.Array:
-            return self.agent.value(run.hp, run.agent, wrappers.encode(self.env.observation_space(run.env_params), obs))
+            return value(run.hp, run.agent, wrappers.encode(self.env.observation_space(run.env_params), obs))
 
         return jax.vmap(lambda run, o: jax.vmap(lambda x: one(run, x))(o))(carry.runs, obs)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import shutil
 import signal
 import threading
@@ -11,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import numpy as np
@@ -48,7 +47,7 @@ class RunConfig(config_.Config):
     log_every: int | None = None  # env steps between table rows; None: as eval_every
     resume: bool = False  # continue what is stored in out
 
-    bounds = {"eval_episodes": (1, float("inf")), "keep": (0, float("inf"))}
+    bounds: ClassVar = {"eval_episodes": (1, float("inf")), "keep": (0, float("inf"))}
 
 
 def train(agent: Any, env: Any, *, callback: Callback | None = None, progress: bool = True, **kwargs: Any) -> Result:
@@ -87,7 +86,7 @@ class Session:
         self.save_every = self._every("save_every", run.save_every, SAVES)
         if trainer.spec.max_episode_steps is None:
             raise RlxError(f"{trainer.env_name} has no time limit, so it cannot be evaluated: wrap it in rlx.envs.TimeLimit")
-        self.run = dataclasses.replace(run, seeds=tuple(grid.seeds(run.seeds)))  # type: ignore[arg-type]
+        self.run, self.seeds = run, grid.seeds(run.seeds)
         self.out = None if run.out is None else self._claim(Path(run.out))
         self.rows: list[pd.DataFrame] = []
         self.best = -np.inf
@@ -130,10 +129,10 @@ class Session:
         last = self.out / "checkpoints" / "last" if self.out else None
         if run.resume and last is None:
             raise RlxError("resume needs out: the directory of the run to continue")
-        if run.resume and last is not None and checkpoint.exists(last):
+        if run.resume and self.out and last and checkpoint.exists(last):
             carry = trainer.restore(last)
-            if (seeds := tuple(carry.runs.seed.tolist())) != run.seeds:
-                raise RlxError(f"seeds={run.seeds} differ from the stored run's {seeds}")
+            if (seeds := carry.runs.seed.tolist()) != self.seeds:
+                raise RlxError(f"seeds={self.seeds} differ from the stored run's {seeds}")
             done = trainer.steps(carry)
             if done > run.steps:
                 raise RlxError(f"steps={run.steps} is the total with resume, and {self.out} has {done} already")
@@ -141,7 +140,7 @@ class Session:
             self.rows = [stored[stored["step"] <= done]]
             self.best = self._score(self.rows[0])
             return carry
-        carry = trainer.init(seeds=list(run.seeds))
+        carry = trainer.init(self.seeds)
         if self.out:
             extra = {"own_env": self.own_env, "run": config_.to_dict(run), "versions": versions()}
             results.write_description(self.out, trainer, extra)
@@ -201,7 +200,11 @@ class Session:
     # --- what it leaves ----------------------------------------------------------------------------------------------
 
     def _record(self, carry: Carry, metrics: dict[str, np.ndarray]) -> None:
-        columns: dict[str, Any] = {"run": range(len(carry.runs.seed)), "seed": carry.runs.seed, "step": self.trainer.steps(carry)}
+        columns: dict[str, Any] = {
+            "run": range(len(carry.runs.seed)),
+            "seed": carry.runs.seed,
+            "step": self.trainer.steps(carry),
+        }
         for name, value in metrics.items():
             if value.ndim == 1:
                 columns[name] = value

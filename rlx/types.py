@@ -16,8 +16,7 @@ PyTree = Any
 HP = dict[str, jax.Array]  # traced hyperparameters of one run, by field name
 
 
-@struct.dataclass
-class Step:
+class Step(struct.PyTreeNode):
     """What one step of N environments yields; leading axis `[N]`.
 
     `obs` is what to act on next (the first observation of a new episode where one ended); `next_obs` is the true
@@ -34,8 +33,7 @@ class Step:
     info: dict[str, jax.Array]
 
 
-@struct.dataclass
-class Transition:
+class Transition(struct.PyTreeNode):
     """One step as the learner sees it; leading axes `[T, N]` in a rollout. `first` marks an episode's first step."""
 
     obs: PyTree
@@ -104,8 +102,7 @@ class Agent(NamedTuple):
     value: Callable[..., jax.Array] | None = None
 
 
-@struct.dataclass
-class Runs:
+class Runs(struct.PyTreeNode):
     """The state of every run; each leaf has a leading run axis `[R]`.
 
     `key` is `fold_in(root, seed)` and constant; `seed` is kept because evaluation keys are `fold_in(key, seed)`.
@@ -123,8 +120,7 @@ class Runs:
     seed: jax.Array
 
 
-@struct.dataclass
-class Carry:
+class Carry(struct.PyTreeNode):
     """The whole program state: `i` counts iterations (uint32, shared by all runs), `pop` is what runs share."""
 
     i: jax.Array

@@ -173,14 +173,10 @@ def test_nothing_foreign_is_replaced(tmp_path):
 
 def test_unwritable(tmp_path):
     (tmp_path / "file").write_text("")
-    fails(
-        lambda: put(tmp_path / "file" / "c", 1), "cannot save checkpoint", str(tmp_path / "file" / "c"), "File exists"
-    )
+    fails(lambda: put(tmp_path / "file" / "c", 1), "cannot save checkpoint", str(tmp_path / "file" / "c"), "File exists")
 
 
-@pytest.mark.parametrize(
-    "reason", [OSError(28, "No space left on device"), ValueError("RESOURCE_EXHAUSTED:\nNo space left")]
-)
+@pytest.mark.parametrize("reason", [OSError(28, "No space left on device"), ValueError("RESOURCE_EXHAUSTED:\nNo space left")])
 def test_full_disk_leaves_the_previous_one(tmp_path, monkeypatch, reason):
     put(tmp_path / "c", 1)
     with monkeypatch.context() as m:

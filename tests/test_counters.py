@@ -39,9 +39,7 @@ def test_min_product_around_the_cap(factor, cap):
     assert counters.min_product(i, factor, cap).tolist() == [min(int(j) * factor, cap) for j in i]
 
 
-@pytest.mark.parametrize(
-    ("per_iteration", "period"), [(1, 1), (3, 7), (7, 3), (4, 4), (256, 1000), (999, 2**31), (6, 2)]
-)
+@pytest.mark.parametrize(("per_iteration", "period"), [(1, 1), (3, 7), (7, 3), (4, 4), (256, 1000), (999, 2**31), (6, 2)])
 def test_period_elapsed_is_the_floor_crossing(strict, per_iteration, period):
     us = np.unique(np.array([0, per_iteration // 2, per_iteration - 1], np.uint32))
     f = jax.jit(lambda i, u: counters.period_elapsed(i, per_iteration, u, period))

@@ -36,9 +36,7 @@ def test_the_density_integrates_to_one(strict, loc, scale):
 @settings(max_examples=50, deadline=None)
 def test_log_prob_of_raw_against_float64(raw, loc, scale):
     raw, loc, scale = (np.array(x, np.float32) for x in (raw, loc, scale))
-    np.testing.assert_allclose(
-        log_prob_of_raw(loc, scale, raw), log_prob_float64(raw, loc, scale), rtol=1e-4, atol=1e-4
-    )
+    np.testing.assert_allclose(log_prob_of_raw(loc, scale, raw), log_prob_float64(raw, loc, scale), rtol=1e-4, atol=1e-4)
 
 
 def test_log_prob_of_the_action_is_that_of_the_raw_sample(strict):

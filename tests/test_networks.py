@@ -62,13 +62,26 @@ def test_mlp_kernel_init_and_layer_norm(strict):
     np.testing.assert_allclose(net.apply(params, x), np.maximum(0, (h - h.mean()) / h.std()), atol=1e-4)
 
 
+@pytest.mark.parametrize("shape", [(7, 7), (64, 16), (4, 64), (3, 3, 2, 16), (256, 256)])
+def test_orthogonal_rows_or_columns_are_orthonormal(shape, strict):
+    w = np.asarray(networks.orthogonal(2.0)(KEY, shape)).reshape(-1, shape[-1]) / 2.0
+    gram = w.T @ w if w.shape[0] >= w.shape[1] else w @ w.T
+    np.testing.assert_allclose(gram, np.eye(len(gram)), atol=2e-5)
+    assert abs(np.linalg.slogdet(gram)[1]) < 1e-3
+
+
+def test_orthogonal_is_uniformly_distributed():
+    """Every entry of a Haar matrix of size n has mean 0 and variance 1 / n."""
+    q = np.asarray(jax.vmap(lambda k: networks.orthogonal(1.0)(k, (5, 5)))(jax.random.split(KEY, 4000)))
+    np.testing.assert_allclose(q.mean(0), 0.0, atol=0.03)
+    np.testing.assert_allclose(q.var(0), 0.2, atol=0.02)
+
+
 def test_orthogonal_defaults_to_the_gain_of_relu():
     np.testing.assert_allclose(np.linalg.norm(networks.orthogonal()(KEY, (3, 3)), 2), np.sqrt(2), rtol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("size", "kernel", "stride"), [((5, 6), 3, 1), ((11, 8), 3, 2), ((8, 8), 8, 4), ((5, 7), 2, 4)]
-)
+@pytest.mark.parametrize(("size", "kernel", "stride"), [((5, 6), 3, 1), ((11, 8), 3, 2), ((8, 8), 8, 4), ((5, 7), 2, 4)])
 def test_patch_conv_equals_a_convolution(strict, size, kernel, stride):
     x = jax.random.normal(KEY, (2, *size, 3))
     ours = networks.PatchConv(5, kernel, stride)

@@ -158,9 +158,7 @@ def test_equal_keys_give_equal_samples_and_others_do_not():
 
 def test_in_a_population_nothing_is_copied():
     runs, capacity, steps, num_envs = 2, 50_000, 2, 4
-    data = jax.vmap(lambda _: replay.init({"obs": jax.ShapeDtypeStruct((16,), jnp.float32)}, capacity))(
-        jnp.arange(runs)
-    )
+    data = jax.vmap(lambda _: replay.init({"obs": jax.ShapeDtypeStruct((16,), jnp.float32)}, capacity))(jnp.arange(runs))
     keys = jax.vmap(jax.random.key)(jnp.arange(runs, dtype=jnp.uint32))
 
     def iteration(i, carry):

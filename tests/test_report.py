@@ -77,9 +77,7 @@ def test_unknown_metric_names_the_nearest():
 
 # --- writers ---------------------------------------------------------------------------------------------------------
 
-TABLE = pd.DataFrame(
-    {"runs": [8, 8], "iqm": [1234.56, NAN], "lr": [3e-4, 0.5]}, index=pd.Index(["a_b|50%", "c"], name="label")
-)
+TABLE = pd.DataFrame({"runs": [8, 8], "iqm": [1234.56, NAN], "lr": [3e-4, 0.5]}, index=pd.Index(["a_b|50%", "c"], name="label"))
 
 
 @pytest.mark.parametrize(

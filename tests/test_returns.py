@@ -193,7 +193,5 @@ def test_vmap_over_environments_and_hyperparameters(strict):
     x = rollout(truncated=MIDDLE)
     both = [x["reward"], x["value"], x["next_value"], x["terminated"], x["truncated"]]
     lams = jnp.array([0.5, 0.0], jnp.float32)
-    out = jax.vmap(lambda lam: jax.vmap(lambda *a: returns.gae(*a, GAMMA, lam))(*[np.stack([b, b]) for b in both]))(
-        lams
-    )
+    out = jax.vmap(lambda lam: jax.vmap(lambda *a: returns.gae(*a, GAMMA, lam))(*[np.stack([b, b]) for b in both]))(lams)
     np.testing.assert_allclose(out, np.stack([[[9, 32, 464]] * 2, [[1, 32, 464]] * 2]))

@@ -29,6 +29,7 @@ Defaults against their source: paper table 3 (MuJoCo) unless noted.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -44,7 +45,7 @@ from rlx import config as base
 from rlx import normalize, returns
 from rlx.config import Traced
 from rlx.errors import RlxError
-from rlx.networks import Torso
+from rlx.networks import Torso, orthogonal
 from rlx.types import HP, Agent, EnvSpec, PyTree, Transition
 
 
@@ -73,8 +74,7 @@ class Config(base.Config):
     }
 
 
-@struct.dataclass
-class State:
+class State(struct.PyTreeNode):
     params: PyTree
     opt_state: PyTree
     obs_stats: normalize.Stats | None
@@ -90,8 +90,7 @@ class ActorCritic(nn.Module):
     @nn.compact
     def __call__(self, obs: jax.Array) -> tuple[distrax.Distribution, jax.Array]:
         c, s = self.config, self.spec
-        orthogonal = nn.initializers.orthogonal
-        torso = lambda name: Torso(c.hidden_sizes, c.activation, orthogonal(2**0.5), obs_shape=s.obs_shape, name=name)
+        torso = lambda name: Torso(c.hidden_sizes, c.activation, orthogonal(), obs_shape=s.obs_shape, name=name)
         out = nn.Dense(s.num_actions or s.action_dim, kernel_init=orthogonal(0.01), name="policy")(torso("actor")(obs))
         value = nn.Dense(1, kernel_init=orthogonal(1.0), name="value")(torso("critic")(obs))[..., 0]
         if s.num_actions is not None:
@@ -103,9 +102,7 @@ class ActorCritic(nn.Module):
 # --- losses ------------------------------------------------------------------------------------------------------------
 
 
-def clipped_surrogate(
-    log_prob: jax.Array, old_log_prob: jax.Array, advantage: jax.Array, clip_eps: jax.Array
-) -> jax.Array:
+def clipped_surrogate(log_prob: jax.Array, old_log_prob: jax.Array, advantage: jax.Array, clip_eps: jax.Array) -> jax.Array:
     """-L_clip of one sample (eq. 7 of the paper, sign turned): `-min(r A, clip(r, 1 - eps, 1 + eps) A)`; all scalars."""
     chex.assert_rank([log_prob, old_log_prob, advantage], 0)
     ratio = jnp.exp(log_prob - old_log_prob)
@@ -118,9 +115,9 @@ def weighted_mean(x: jax.Array, weight: jax.Array) -> jax.Array:
     return (jnp.where(weight > 0, x, 0.0) * weight).sum() / jnp.maximum(weight.sum(), 1.0)
 
 
-def loss(hp: HP, network: ActorCritic, params: PyTree, batch: dict[str, jax.Array]) -> tuple[jax.Array, dict]:
+def loss(hp: HP, forward: Callable[..., Any], params: PyTree, batch: dict[str, jax.Array]) -> tuple[jax.Array, dict]:
     """The PPO objective on a minibatch: leaves `[B, ...]`, advantages normalised already."""
-    pi, value = network.apply(params, batch["obs"])
+    pi, value = forward(params, batch["obs"])
     log_prob = pi.log_prob(batch["action"])
     chex.assert_equal_shape([log_prob, value, batch["log_prob"], batch["target"], batch["advantage"]])
     surrogate = jax.vmap(clipped_surrogate, (0, 0, 0, None))
@@ -154,6 +151,7 @@ def make(config: Config, spec: EnvSpec) -> Agent:
             f"num_minibatches={c.num_minibatches} must divide num_envs * rollout_length = {size}; the nearest is {valid}"
         )
     network = ActorCritic(c, spec)
+    forward: Callable[..., Any] = network.apply
     normalize_obs = c.normalize_obs and jnp.issubdtype(spec.obs_dtype, jnp.floating) and len(spec.obs_shape) == 1
     optimiser = lambda hp: optax.chain(
         optax.clip_by_global_norm(hp["max_grad_norm"]), optax.adam(hp["lr"], eps=1e-5)
@@ -165,10 +163,10 @@ def make(config: Config, spec: EnvSpec) -> Agent:
         return State(params, optimiser(hp).init(params), stats, normalize.init_returns(c.num_envs))
 
     def apply(state: State, obs: jax.Array) -> tuple[distrax.Distribution, jax.Array]:
-        return network.apply(state.params, normalised(state, obs))
+        return forward(state.params, normalised(state, obs))
 
     def normalised(state: State, obs: jax.Array) -> jax.Array:
-        return normalize.normalize(state.obs_stats, obs) if normalize_obs else obs
+        return obs if state.obs_stats is None else normalize.normalize(state.obs_stats, obs)
 
     def reward_scale(state: State) -> jax.Array:
         return normalize.scale(state.return_stats) if c.normalize_reward else jnp.float32(1.0)
@@ -197,12 +195,10 @@ def make(config: Config, spec: EnvSpec) -> Agent:
         obs, next_obs = normalised(state, rollout.obs), normalised(state, rollout.next_obs)
 
         # advantages and value targets, [T, N]
-        next_value = network.apply(state.params, next_obs)[1]
+        next_value = forward(state.params, next_obs)[1]
         gae = jax.vmap(returns.gae, in_axes=(1, 1, 1, 1, 1, None, None, 1), out_axes=1)
-        old = rollout.extras
-        advantage = gae(
-            reward, old["value"], next_value, rollout.terminated, rollout.truncated, hp["gamma"], hp["gae_lambda"], rollout.weight
-        )  # fmt: skip
+        old, ends = rollout.extras, (rollout.terminated, rollout.truncated)
+        advantage = gae(reward, old["value"], next_value, *ends, hp["gamma"], hp["gae_lambda"], rollout.weight)
         target = advantage + old["value"]
         data = {
             "obs": obs, "action": old["raw_action"], "log_prob": old["log_prob"],
@@ -215,7 +211,7 @@ def make(config: Config, spec: EnvSpec) -> Agent:
             params, opt_state = learner
             batch = jax.tree.map(lambda x: x[indices], data)
             batch["advantage"] = standardised(batch["advantage"], batch["weight"])
-            grads, metrics = jax.grad(lambda p: loss(hp, network, p, batch), has_aux=True)(params)
+            grads, metrics = jax.grad(lambda p: loss(hp, forward, p, batch), has_aux=True)(params)
             updates, opt_state = optimiser(hp).update(grads, opt_state)
             return (optax.apply_updates(params, updates), opt_state), metrics
 
@@ -227,7 +223,7 @@ def make(config: Config, spec: EnvSpec) -> Agent:
         (params, opt_state), metrics = jax.lax.scan(epoch, learner, jnp.arange(c.num_epochs, dtype=jnp.uint32))
 
         stats = state.obs_stats
-        if normalize_obs:
+        if stats is not None:
             stats = normalize.update(stats, rollout.obs.reshape(size, -1), rollout.weight.reshape(size))
         metrics = jax.tree.map(jnp.mean, metrics)
         metrics["explained_variance"] = explained_variance(data["target"], old["value"].reshape(size), data["weight"])

@@ -33,6 +33,7 @@ Entropies are in nats over the action in [-1, 1]^d. Defaults against their sourc
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -75,14 +76,19 @@ class Config(base.Config):
     presets: ClassVar[dict[str, dict[str, Any]]] = {
         "default": {},
         # widths 64 and a small replay: classic control on a CPU
-        "small": {"hidden_sizes": (64, 64), "batch_size": 128, "replay_capacity": 100_000, "actor_lr": 1e-3, "critic_lr": 1e-3},
+        "small": {
+            "hidden_sizes": (64, 64),
+            "batch_size": 128,
+            "replay_capacity": 100_000,
+            "actor_lr": 1e-3,
+            "critic_lr": 1e-3,
+        },
         # 16 environments and larger, rarer updates: physics on a CPU
         "brax": {"num_envs": 16, "updates_per_step": 0.5, "replay_capacity": 200_000, "learning_starts": 4_000},
     }
 
 
-@struct.dataclass
-class Learner:
+class Learner(struct.PyTreeNode):
     """What gradient updates change: small next to the replay, so that a conditional may return it."""
 
     actor: PyTree
@@ -94,8 +100,7 @@ class Learner:
     alpha_opt: PyTree
 
 
-@struct.dataclass
-class State:
+class State(struct.PyTreeNode):
     learner: Learner
     replay: PyTree
 
@@ -182,6 +187,8 @@ def make(config: Config, spec: EnvSpec) -> Agent:
     start = counters.first_iteration(max(c.learning_starts, c.n_step * c.num_envs), per_iteration)
     target_entropy = -float(spec.action_dim) if c.target_entropy is None else c.target_entropy
     actor, critic = Actor(c, spec), ensemble(Critic, 2)(c, spec)
+    policy: Callable[..., Any] = actor.apply
+    q_values: Callable[..., Any] = critic.apply
     adam = lambda lr: optax.adam(lr)
 
     def init(hp: HP, key: jax.Array) -> State:
@@ -202,25 +209,25 @@ def make(config: Config, spec: EnvSpec) -> Agent:
 
     def act(hp: HP, state: State, memory: tuple, obs: jax.Array, key: jax.Array, i: jax.Array) -> tuple:
         explore = lambda: jax.random.uniform(key, (spec.action_dim,), minval=-1.0, maxval=1.0)
-        sample = lambda: actor.apply(state.learner.actor, obs).sample(seed=key)
+        sample = lambda: policy(state.learner.actor, obs).sample(seed=key)
         return jax.lax.cond(i < start, explore, sample), memory, ()
 
     def greedy(hp: HP, state: State, memory: tuple, obs: jax.Array, key: jax.Array) -> tuple:
-        return actor.apply(state.learner.actor, obs).mode(), memory
+        return policy(state.learner.actor, obs).mode(), memory
 
     def value(hp: HP, state: State, obs: jax.Array) -> jax.Array:
         """The soft value, over 64 actions drawn with a fixed key."""
-        actions, log_prob = jax.vmap(lambda k: actor.apply(state.learner.actor, obs).sample_and_log_prob(seed=k))(
+        actions, log_prob = jax.vmap(lambda k: policy(state.learner.actor, obs).sample_and_log_prob(seed=k))(
             jax.random.split(jax.random.key(0), 64)
         )
-        q = jax.vmap(lambda a: critic.apply(state.learner.critic, obs, a))(actions)
+        q = jax.vmap(lambda a: q_values(state.learner.critic, obs, a))(actions)
         return jax.vmap(soft_value, (0, 0, None))(q, log_prob, jnp.exp(state.learner.log_alpha)).mean()
 
     def update(hp: HP, learner: Learner, batch: PyTree, sync: jax.Array, key: jax.Array) -> tuple[Learner, dict]:
         """One gradient update of everything. batch leaves `[B, n_step, ...]`; `sync`: move the target critics."""
         alpha = jnp.exp(learner.log_alpha)
         weight = batch["weight"][:, 0]
-        mean = lambda x: (x * weight).mean()
+        mean = lambda x: jnp.where(weight > 0, x, 0.0).sum() / jnp.maximum(weight.sum(), 1.0)
 
         # targets: the (n-step) return, bootstrapped from the true successor
         window = jax.vmap(returns.n_step, (0, 0, 0, None, 0))(
@@ -228,14 +235,14 @@ def make(config: Config, spec: EnvSpec) -> Agent:
         )
         obs, action = batch["obs"][:, 0], batch["action"][:, 0]
         next_obs = jax.vmap(lambda x, last: x[last])(batch["next_obs"], window.last)
-        next_action, next_log_prob = actor.apply(learner.actor, next_obs).sample_and_log_prob(seed=jax.random.fold_in(key, 0))
-        next_q = critic.apply(learner.target, next_obs, next_action)
+        next_action, next_log_prob = policy(learner.actor, next_obs).sample_and_log_prob(seed=jax.random.fold_in(key, 0))
+        next_q = q_values(learner.target, next_obs, next_action)
         next_value = jax.vmap(soft_value, (1, 0, None))(next_q, next_log_prob, alpha)
         target = jax.lax.stop_gradient(window.return_ + window.discount * next_value)
 
         # critics
         def j_q(params: PyTree) -> tuple[jax.Array, jax.Array]:
-            q = critic.apply(params, obs, action)
+            q = q_values(params, obs, action)
             return mean(jax.vmap(critic_loss, (1, 0))(q, target)), q.mean()
 
         (q_loss, q_mean), grads = jax.value_and_grad(j_q, has_aux=True)(learner.critic)
@@ -244,8 +251,8 @@ def make(config: Config, spec: EnvSpec) -> Agent:
 
         # actor
         def j_pi(params: PyTree) -> tuple[jax.Array, jax.Array]:
-            new_action, log_prob = actor.apply(params, obs).sample_and_log_prob(seed=jax.random.fold_in(key, 1))
-            q = critic.apply(critic_params, obs, new_action)
+            new_action, log_prob = policy(params, obs).sample_and_log_prob(seed=jax.random.fold_in(key, 1))
+            q = q_values(critic_params, obs, new_action)
             return mean(jax.vmap(actor_loss, (1, 0, None))(q, log_prob, alpha)), log_prob
 
         (pi_loss, log_prob), grads = jax.value_and_grad(j_pi, has_aux=True)(learner.actor)

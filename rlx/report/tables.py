@@ -35,9 +35,7 @@ def _last(table: pd.DataFrame) -> dict[str, Any]:
     scores = table.iloc[-1].to_numpy() if len(table) else np.full(table.shape[1], np.nan)
     s = stats.summary(scores)
     steps = int(table.index[-1]) if len(table) else 0
-    return {"runs": s.n + s.failed, "steps": steps} | {
-        k: getattr(s, k) for k in ("mean", "iqm", "low", "high", "failed")
-    }
+    return {"runs": s.n + s.failed, "steps": steps} | {k: getattr(s, k) for k in ("mean", "iqm", "low", "high", "failed")}
 
 
 def series(frames: Mapping[str, pd.DataFrame], metric: str) -> list[tuple[str, pd.DataFrame, str]]:

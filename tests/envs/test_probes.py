@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from gymnax.environments.environment import EnvParams
-from rlx.envs import probes
 
+from rlx.envs import probes
 from rlx.errors import RlxError
 
 GAMMA = 0.9
