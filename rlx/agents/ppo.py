@@ -24,7 +24,7 @@ Defaults against their source: paper table 3 (MuJoCo) unless noted.
 | max_grad_norm | 0.5 | not in the paper; Engstrom et al. 2020 (arXiv 2005.12729) |
 | hidden_sizes, activation | (64, 64), tanh | same |
 | orthogonal init sqrt 2 (hidden), 0.01 (policy), 1 (value); Adam eps 1e-5 | | Andrychowicz et al. 2021, Engstrom et al. 2020 |
-| normalize_obs, normalize_reward | True, False | neither in the paper; Engstrom et al. 2020 |
+| normalize_obs, normalize_reward | True | neither in the paper; Engstrom et al. 2020. Actor and critic share max_grad_norm, so that raw returns of hundreds would drown the policy's gradient |
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Config(base.Config):
     hidden_sizes: tuple[int, ...] = (64, 64)  # widths of both torsos
     activation: Literal["relu", "tanh", "elu", "silu", "gelu"] = "tanh"  # of every hidden layer
     normalize_obs: bool = True  # by running mean and variance (vectors only)
-    normalize_reward: bool = False  # by the running deviation of the discounted return
+    normalize_reward: bool = True  # by the running deviation of the discounted return
     lr: Traced[float] = 3e-4  # Adam's step size, actor and critic
     gamma: Traced[float] = 0.99  # discount
     gae_lambda: Traced[float] = 0.95  # lambda of generalised advantage estimation
@@ -69,8 +69,8 @@ class Config(base.Config):
 
     presets: ClassVar[dict[str, dict[str, Any]]] = {
         "default": {},
-        # 64 environments, short rollouts, normalised rewards: locomotion with dense rewards of unknown scale
-        "brax": {"num_envs": 64, "rollout_length": 20, "num_minibatches": 4, "normalize_reward": True},
+        # many environments and short rollouts: physics
+        "brax": {"num_envs": 50, "rollout_length": 40, "num_minibatches": 8},
     }
 
 

@@ -121,7 +121,7 @@ def test_make():
         env = probes.make(name)
         assert env.name == name and env.continuous == name.endswith("-continuous")
     for wrong in ("ConstantRewrd", "ConstantReward-discrete", "ConstantReward-", ""):
-        with pytest.raises(RlxError, match="unknown probe"):
+        with pytest.raises(RlxError, match="unknown environment"):
             probes.make(wrong)
     with pytest.raises(RlxError, match="did you mean 'DelayedCredit-continuous'"):
         probes.make("DelayedCredit-continous")
