@@ -101,8 +101,8 @@ def run(name: str, scale: str, out: Path) -> dict[str, Any]:
     aim = max(10 * references["random"], references.get("standing still", -np.inf)) if aim is None else aim
     return {
         "baseline": name, "agent": trainer.agent_name, "environment": trainer.env_name, "scale": scale,
-        "seeds": int(row["runs"]), "steps": int(row["steps"]), "IQM": row["iqm"], "95% low": row["low"], "95% high": row["high"],
-        "mean": row["mean"], "aim": aim, "random": references["random"], "still": references.get("standing still", np.nan),
+        "seeds": int(row["runs"]), "steps": int(row["steps"]), "IQM": row["iqm"], "95% low": row["low"],
+        "95% high": row["high"], "mean": row["mean"], "aim": aim, "random": references["random"], "still": references.get("standing still", np.nan),
         "seconds": seconds,
     }  # fmt: skip
 

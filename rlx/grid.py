@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import operator
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -18,8 +19,8 @@ from rlx.types import HP, PyTree
 def seeds(given: int | Sequence[int]) -> list[int]:
     """`3` -> [0, 1, 2]; a sequence as it is. RlxError for none at all and outside [0, 2^32)."""
     try:
-        out = list(range(given)) if isinstance(given, (int, np.integer)) else [int(s) for s in given]
-    except (TypeError, ValueError):
+        out = list(range(given)) if isinstance(given, (int, np.integer)) else [operator.index(s) for s in given]
+    except TypeError:
         raise RlxError(f"seeds={given!r} must be a number of seeds or a list of them") from None
     if not out:
         raise RlxError(f"seeds={given!r} must be at least one seed")
@@ -46,7 +47,22 @@ def override(params: PyTree, changes: Any, env_name: str) -> PyTree:
     for name in changes:
         if name not in param_names(params):
             raise unknown(f"parameter of {env_name}", name, param_names(params))
-    return dataclasses.replace(params, **changes)
+    new = {name: param(params, name, value, env_name) for name, value in changes.items()}
+    for name, value in new.items():
+        if value.shape != (shape := jnp.shape(getattr(params, name))):
+            raise RlxError(f"{name} of {env_name} must have shape {shape}, not {value.shape}")
+    return dataclasses.replace(params, **new)
+
+
+def param(params: PyTree, name: str, value: Any, env_name: str) -> jax.Array:
+    """`value` (or a row of values) of one parameter in the dtype of its default; RlxError where that would change it."""
+    default = getattr(params, name)
+    if dataclasses.is_dataclass(default):
+        raise RlxError(f"{name} of {env_name} is a group of parameters: give a whole {type(params).__name__}")
+    dtype, given = jnp.asarray(default).dtype, np.asarray(value)
+    if given.dtype.kind not in "biuf" or (dtype.kind != "f" and (given.astype(dtype) != given).any()):
+        raise RlxError(f"{name}={given.tolist()!r} of {env_name} must be {dtype}")
+    return jnp.asarray(given, dtype)
 
 
 def params_to_json(params: PyTree) -> dict[str, Any]:
@@ -91,6 +107,6 @@ def configurations(
     wide = lambda x: jnp.broadcast_to(x, (c, *jnp.shape(x)))
     hps = {name: wide(value) for name, value in config_.partition(config)[1].items()}
     hps |= {name: config_.as_array(fields[name], rows[name]) for name in hp}
-    new = {name: jnp.asarray(rows[name], getattr(params, name).dtype) for name in env_params}
+    new = {name: param(params, name, rows[name], env_name) for name in env_params}
     params = jax.tree.map(wide, params)
     return c, hps, dataclasses.replace(params, **new) if new else params

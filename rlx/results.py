@@ -31,7 +31,7 @@ class Result:
       that did not end), `episode_return, episode_length, episodes` (training episodes that ended since the last row),
       `nan_steps`, `updates` and the learner's losses. NaN where something was not measured.
     trainer: the Trainer, to continue or act with the carries of `carry("last")` and `carry("best")`.
-    interrupted: whether training stopped early, by Ctrl-C or a callback.
+    interrupted: whether this call of `train` stopped early, by Ctrl-C or a callback.
     """
 
     def __init__(
@@ -134,7 +134,7 @@ def load(out: str | Path, env: Environment | None = None) -> Result:
         trainer = Trainer(d["agent"], env or d["env"], config, env_options=d["env_options"], env_params=params)
     except KeyError as error:
         raise RlxError(f"{out}/run.json has no entry {error}: it is not an rlx run, or of another version") from None
-    return Result(parquet.read(out / "metrics.parquet"), trainer, out, interrupted=d.get("interrupted", False))
+    return Result(parquet.read(out / "metrics.parquet"), trainer, out)
 
 
 def evaluate(

@@ -255,8 +255,11 @@ class Trainer:
         meta = {**self.identity(), "runs": len(carry.runs.seed), "steps": self.steps(carry), "versions": versions()}
         checkpoint.save(path, carry, meta)
 
-    def restore(self, path: str | Path) -> Carry:
-        """The carry saved under `path`, to continue bit for bit. Raises RlxError if another configuration wrote it."""
+    def restore(self, path: str | Path, pop: PyTree = ()) -> Carry:
+        """The carry saved under `path`, to continue bit for bit; `pop` is shaped as the saved one's.
+
+        The number of runs is the file's. Raises RlxError if another configuration wrote it, or the file is damaged.
+        """
         meta = checkpoint.read_meta(path)
         flat = lambda d: {**d, **d.get("config", {}), "config": None}
         here = self.identity()
@@ -264,4 +267,4 @@ class Trainer:
         wrong = [f"{k}={saved.get(k)!r} there, {mine.get(k)!r} here" for k in mine | saved if mine.get(k) != saved.get(k)]
         if wrong:
             raise RlxError(f"{path} was saved by another configuration: {'; '.join(wrong)}")
-        return checkpoint.restore(path, jax.eval_shape(lambda: self.init(seeds=int(meta["runs"]))))
+        return checkpoint.restore(path, jax.eval_shape(lambda: self.init(seeds=int(meta["runs"]), pop=pop)))

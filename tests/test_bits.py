@@ -5,6 +5,7 @@ import subprocess
 import sys
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +14,7 @@ import pytest
 
 import rlx
 
-FIELDS = {
+FIELDS: dict[str, dict[str, Any]] = {
     "ppo": {"num_envs": 2, "rollout_length": 4, "num_epochs": 1, "num_minibatches": 2, "hidden_sizes": (8,)},
     "sac": {"num_envs": 2, "batch_size": 8, "replay_capacity": 64, "learning_starts": 20, "hidden_sizes": (8,)},
 }

@@ -10,6 +10,8 @@ Deviations from the paper, with reasons:
 - time limits are no terminations: the last value of a truncated episode is V(next_obs), the true successor's;
 - observations and rewards are normalised by running statistics that belong to the agent's state. Those in force while
   a rollout was collected are used throughout the update on it, so that the first ratio is exactly 1;
+- rewards are normalised by default since actor and critic share `max_grad_norm`: the value gradient of returns in the hundreds
+  would drown the policy's;
 - continuous actions are clipped to [-1, 1] at the border; ratios use the unclipped `raw_action`.
 
 Defaults against their source: paper table 3 (MuJoCo) unless noted.
@@ -23,12 +25,14 @@ Defaults against their source: paper table 3 (MuJoCo) unless noted.
 | entropy_coef, value_coef | 0.0, 0.5 | 0 (MuJoCo), 0.5 (Atari: c1 = 1); 0.5 as in most implementations |
 | max_grad_norm | 0.5 | not in the paper; Engstrom et al. 2020 (arXiv 2005.12729) |
 | hidden_sizes, activation | (64, 64), tanh | same |
-| orthogonal init sqrt 2 (hidden), 0.01 (policy), 1 (value); Adam eps 1e-5 | | Andrychowicz et al. 2021, Engstrom et al. 2020 |
-| normalize_obs, normalize_reward | True | neither in the paper; Engstrom et al. 2020. Actor and critic share max_grad_norm, so that raw returns of hundreds would drown the policy's gradient |
+| orthogonal init sqrt 2 (hidden), 0.01 (policy), 1 (value); Adam eps 1e-5 | | Engstrom et al. 2020 |
+| initial deviation of actions | 0.5 | Andrychowicz et al. 2021 |
+| normalize_obs, normalize_reward | True | neither in the paper; Engstrom et al. 2020 |
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
@@ -47,6 +51,8 @@ from rlx.config import Traced
 from rlx.errors import RlxError
 from rlx.networks import Torso, orthogonal
 from rlx.types import HP, Agent, EnvSpec, PyTree, Transition
+
+INITIAL_STD = 0.5  # of continuous actions, of which [-1, 1] is the whole range
 
 
 @dataclass(frozen=True)
@@ -95,7 +101,7 @@ class ActorCritic(nn.Module):
         value = nn.Dense(1, kernel_init=orthogonal(1.0), name="value")(torso("critic")(obs))[..., 0]
         if s.num_actions is not None:
             return distrax.Categorical(out), value
-        log_std = self.param("log_std", nn.initializers.zeros, (s.action_dim,))
+        log_std = self.param("log_std", nn.initializers.constant(math.log(INITIAL_STD)), (s.action_dim,))
         return distrax.MultivariateNormalDiag(out, jnp.broadcast_to(jnp.exp(log_std), out.shape)), value
 
 

@@ -67,3 +67,11 @@ def test_errors_name_the_nearest(env_id, options, message):
     with pytest.raises(RlxError) as error:
         envs.make(env_id, **options)
     assert str(error.value).startswith(message) and "\n" not in str(error.value)
+
+
+def test_recommended_backends_run():
+    """Brax's swimmer has fewer backends than most; whatever the error names instead has to work."""
+    with pytest.raises(RlxError) as error:
+        envs.make("brax/swimmer", backend="spring")
+    for backend in str(error.value).rpartition("try ")[2].split(", "):
+        envs.make("brax/swimmer", backend=backend)
