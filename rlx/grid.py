@@ -47,19 +47,26 @@ def override(params: PyTree, changes: Any, env_name: str) -> PyTree:
     for name in changes:
         if name not in param_names(params):
             raise unknown(f"parameter of {env_name}", name, param_names(params))
-    new = {name: param(params, name, value, env_name) for name, value in changes.items()}
-    for name, value in new.items():
-        if value.shape != (shape := jnp.shape(getattr(params, name))):
-            raise RlxError(f"{name} of {env_name} must have shape {shape}, not {value.shape}")
-    return dataclasses.replace(params, **new)
+    return dataclasses.replace(params, **{n: param(params, n, array(n, v), env_name) for n, v in changes.items()})
 
 
-def param(params: PyTree, name: str, value: Any, env_name: str) -> jax.Array:
-    """`value` (or a row of values) of one parameter in the dtype of its default; RlxError where that would change it."""
+def array(name: str, value: Any) -> np.ndarray:
+    """`value` as an array; RlxError where it is ragged."""
+    try:
+        return np.asarray(value)
+    except ValueError:
+        raise RlxError(f"{name}={value!r} has rows of different lengths") from None
+
+
+def param(params: PyTree, name: str, given: np.ndarray, env_name: str, rows: bool = False) -> jax.Array:
+    """The value (or `rows` of values) of one parameter in the dtype of its default, or RlxError if its shape differs from
+    the default's, or its numbers would not survive the dtype."""
     default = getattr(params, name)
     if dataclasses.is_dataclass(default):
         raise RlxError(f"{name} of {env_name} is a group of parameters: give a whole {type(params).__name__}")
-    dtype, given = jnp.asarray(default).dtype, np.asarray(value)
+    dtype, shape = jnp.asarray(default).dtype, jnp.shape(default)
+    if given.shape[rows:] != shape:
+        raise RlxError(f"{name} of {env_name} must have shape {shape}{' each' if rows else ''}, not {given.shape[rows:]}")
     if given.dtype.kind not in "biuf" or (dtype.kind != "f" and (given.astype(dtype) != given).any()):
         raise RlxError(f"{name}={given.tolist()!r} of {env_name} must be {dtype}")
     return jnp.asarray(given, dtype)
@@ -93,7 +100,7 @@ def configurations(
     for name in env_params:
         if name not in param_names(params):
             raise unknown(f"parameter of {env_name}", name, param_names(params))
-    rows = {name: np.atleast_1d(np.asarray(values)) for name, values in {**hp, **env_params}.items()}
+    rows = {name: np.atleast_1d(array(name, values)) for name, values in {**hp, **env_params}.items()}
     lengths = {name: len(values) for name, values in rows.items()}
     if len(set(lengths.values())) > 1:
         raise RlxError(f"hp and env_params need one length, the number of configurations; they have {lengths}")
@@ -107,6 +114,6 @@ def configurations(
     wide = lambda x: jnp.broadcast_to(x, (c, *jnp.shape(x)))
     hps = {name: wide(value) for name, value in config_.partition(config)[1].items()}
     hps |= {name: config_.as_array(fields[name], rows[name]) for name in hp}
-    new = {name: param(params, name, rows[name], env_name) for name in env_params}
+    new = {name: param(params, name, rows[name], env_name, rows=True) for name in env_params}
     params = jax.tree.map(wide, params)
     return c, hps, dataclasses.replace(params, **new) if new else params

@@ -11,7 +11,15 @@ from rlx.agents import ppo
 from rlx.types import EnvSpec, Transition
 
 T, N, OBS, ACTIONS = 4, 2, 3, 2
-HP = {"lr": 0.05, "gamma": 0.9, "gae_lambda": 0.8, "clip_eps": 0.1, "entropy_coef": 0.02, "value_coef": 0.2, "max_grad_norm": 1e-4}
+HP = {
+    "lr": 0.05,
+    "gamma": 0.9,
+    "gae_lambda": 0.8,
+    "clip_eps": 0.1,
+    "entropy_coef": 0.02,
+    "value_coef": 0.2,
+    "max_grad_norm": 1e-4,
+}
 forms = pytest.mark.parametrize("discrete", [False, True], ids=["continuous", "discrete"])
 
 
@@ -22,7 +30,14 @@ def spec(discrete, **changes):
 
 def build(discrete, **fields):
     """(agent, hp, state): a policy that depends on its observation, statistics of a few made-up samples."""
-    own = {"num_envs": N, "rollout_length": T, "num_epochs": 2, "num_minibatches": 1, "hidden_sizes": (4,), "activation": "tanh"}
+    own = {
+        "num_envs": N,
+        "rollout_length": T,
+        "num_epochs": 2,
+        "num_minibatches": 1,
+        "hidden_sizes": (4,),
+        "activation": "tanh",
+    }
     own |= {"normalize_obs": True, "normalize_reward": True}
     static, hp = config.partition(ppo.Config(**own | HP | fields))
     agent = ppo.make(static, spec(discrete))
@@ -257,7 +272,7 @@ def test_actions_at_the_border_and_greedy(discrete):
     params = jax.tree.map(lambda x: x, state.params)
     params["params"]["policy"]["bias"] = jnp.array([0.9, -3.0])
     state = state.replace(params=params)
-    obs = jnp.zeros(OBS)
+    obs = state.obs_stats.mean  # normalised it is 0: what is left are the biases
     out = jax.vmap(lambda k: agent.act(hp, state, (), obs, k, jnp.uint32(0)))(jax.random.split(jax.random.key(0), 256))
     action, raw = out[0], out[2]["raw_action"]
     best = agent.greedy(hp, state, (), obs, jax.random.key(0))[0]
@@ -267,7 +282,7 @@ def test_actions_at_the_border_and_greedy(discrete):
     else:
         np.testing.assert_array_equal(action, np.clip(raw, -1.0, 1.0))
         assert np.abs(raw).max() > 1.0
-        np.testing.assert_allclose(best, [0.9, -1.0], atol=0.1)
+        np.testing.assert_allclose(best, [0.9, -1.0], rtol=1e-6)
 
 
 def test_an_epoch_uses_every_sample_once():
@@ -290,5 +305,7 @@ def test_images_are_not_normalised():
 
 
 def test_minibatches_must_divide():
-    with pytest.raises(rlx.RlxError, match=r"^num_minibatches=3 must divide num_envs \* rollout_length = 8; the nearest is [24]$"):
+    with pytest.raises(
+        rlx.RlxError, match=r"^num_minibatches=3 must divide num_envs \* rollout_length = 8; the nearest is [24]$"
+    ):
         build(False, num_minibatches=3)

@@ -28,7 +28,13 @@ ANNEALED = ((1e-2, 100), (1e-3, 300), (1e-4, 200))  # learning rates, and for ho
 SHORT = ((1e-2, 60), (1e-3, 40))  # for the convolution, which is slow on a CPU
 UNVISITED = {"DelayedCredit": (1, 3)}  # rows of the solution with credit 0, which the best action never leaves
 SCALAR = tuple(name for name in probes.NAMES if not name.startswith("VectorReward"))
-FAST = {"Truncation", "DelayedCredit", "IntegerObservation", "DelayedCredit-continuous", "AsymmetricBounds-continuous"}  # a program each
+FAST = {
+    "Truncation",
+    "DelayedCredit",
+    "IntegerObservation",
+    "DelayedCredit-continuous",
+    "AsymmetricBounds-continuous",
+}  # a program each
 every = pytest.mark.parametrize("name", [n if n in FAST else pytest.param(n, marks=pytest.mark.slow) for n in SCALAR])
 
 

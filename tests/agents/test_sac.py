@@ -109,7 +109,7 @@ def q_values(p, obs, action):
 
 
 def numpy_update(learner, r, n_step):
-    """What one update should make of actor, critic, target and log alpha, and its losses; all windows of `r` count."""
+    """What one update should make of actor, critic, target and log alpha, its losses and gradients; all windows of `r` count."""
     r = jax.tree.map(np.asarray, r)
     actor, critic, target = (flat(getattr(learner, k)) for k in ("actor", "critic", "target"))
     alpha = HP["temperature"]
@@ -136,25 +136,26 @@ def numpy_update(learner, r, n_step):
     y = returns + discounts * (q_values(target, last, next_action).min(0) - alpha * next_log_prob)
     j_q = lambda p: (0.5 * (q_values(p, obs, action) - y) ** 2).sum(0).mean()
     adam = lambda g, lr: {k: -lr * x / (np.abs(x) + 1e-8) for k, x in g.items()}  # the first step
-    new_critic = {k: critic[k] + u for k, u in adam(numerical_gradient(j_q, critic), HP["critic_lr"]).items()}
+    gradients = {"critic": numerical_gradient(j_q, critic)}
+    new_critic = {k: critic[k] + u for k, u in adam(gradients["critic"], HP["critic_lr"]).items()}
 
     def j_pi(p):
         a, log_prob = policy(p, obs)
         return (alpha * log_prob - q_values(new_critic, obs, a).min(0)).mean()
 
-    gradient = numerical_gradient(j_pi, actor)
-    new_actor = {k: actor[k] + u for k, u in adam(gradient, HP["actor_lr"]).items()}
-    slope = -(policy(actor, obs)[1] - 1.5).mean()  # d/d log alpha of -log alpha (log pi + target entropy)
-    log_alpha = np.log(alpha) - HP["temperature_lr"] * np.sign(slope)
+    gradients["actor"] = numerical_gradient(j_pi, actor)
+    new_actor = {k: actor[k] + u for k, u in adam(gradients["actor"], HP["actor_lr"]).items()}
+    gradients["log_alpha"] = -(policy(actor, obs)[1] - 1.5).mean()  # of -log alpha (log pi + target entropy)
+    log_alpha = np.log(alpha) - HP["temperature_lr"] * np.sign(gradients["log_alpha"])
     new_target = {k: target[k] + HP["tau"] * (new_critic[k] - target[k]) for k in target}
-    return new_actor, new_critic, new_target, log_alpha, j_q(critic), j_pi(actor)
+    return new_actor, new_critic, new_target, log_alpha, j_q(critic), j_pi(actor), gradients
 
 
 @pytest.mark.parametrize("n_step", [1, 2, 3])
 def test_update_is_numpys(n_step, fixed):
     agent, hp, state = build(n_step=n_step)
     r = rollout_of()
-    actor, critic, target, log_alpha, critic_loss, actor_loss = numpy_update(state.learner, r, n_step)
+    actor, critic, target, log_alpha, critic_loss, actor_loss, gradients = numpy_update(state.learner, r, n_step)
     new, metrics = jax.jit(agent.learn)(hp, state, r, jax.random.key(0), jnp.uint32(0))
     for name, want in (("critic", critic), ("actor", actor), ("target", target)):
         got = flat(getattr(new.learner, name))
@@ -166,43 +167,26 @@ def test_update_is_numpys(n_step, fixed):
     np.testing.assert_allclose(metrics["actor_loss"], actor_loss, rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(metrics["temperature"], HP["temperature"], rtol=1e-6)
     assert metrics["updates"] == 1
-    # Adam's first step shows the sign of a gradient alone; the second moment is its square
-    moments = flat(new.learner.critic_opt[0].nu)
-    y_grad = {k: np.sqrt(v / 0.001) for k, v in moments.items()}
-    np.testing.assert_allclose(y_grad["q/bias"], np.abs(numpy_bias_gradient(state.learner, r, n_step)), rtol=1e-3)
+    # Adam's first step is the sign of a gradient; the size is in its moments
+    for name in ("critic", "actor"):
+        second = flat(getattr(new.learner, f"{name}_opt")[0].nu)
+        for k, gradient in gradients[name].items():
+            np.testing.assert_allclose(
+                np.sqrt(second[k] / 0.001), np.abs(gradient), rtol=1e-3, atol=1e-5, err_msg=f"{name} {k}"
+            )
+    np.testing.assert_allclose(new.learner.alpha_opt[0].mu / 0.1, gradients["log_alpha"], rtol=1e-4)
 
 
-def numpy_bias_gradient(learner, r, n_step):
-    """d J_Q / d (output bias) = mean(Q_i - y), from the losses' difference."""
-    critic = flat(learner.critic)
-    h = 1e-4
-    out = []
-    for i in range(2):
-        losses = []
-        for sign in (1, -1):
-            bias = critic["q/bias"].copy()
-            bias[i] += sign * h
-            params = {"params": jax.tree.map(np.asarray, learner.critic["params"])}
-            params["params"]["q"]["bias"] = bias
-            losses.append(numpy_update(learner.replace(critic=params), r, n_step)[4])
-        out.append([(losses[0] - losses[1]) / (2 * h)])
-    return np.array(out)
-
-
-@pytest.mark.parametrize("period", [1, 2, 4])
+@pytest.mark.parametrize("period", [2, 4])
 def test_targets_move_by_tau_when_a_period_is_crossed(period):
-    """Three updates an iteration, periods that do and do not divide them: update k moves them if k + 1 completes a period."""
+    """Three updates an iteration, in one of which no period of 4 ends: update k moves them if k + 1 completes a period."""
     agent, hp, state = build(updates_per_step=0.5, target_period=period)
-    one = build(updates_per_step=0.5, target_period=10**6)
-    held = one[2].learner.target
-    learn, frozen = jax.jit(agent.learn), jax.jit(one[0].learn)
+    learn = jax.jit(agent.learn)
     moved = []
     for i in range(4):
         before = state.learner.target
         state, _ = learn(hp, state, rollout_of(i), jax.random.key(i), jnp.uint32(i))
         moved.append(not same(before, state.learner.target))
-        held_state, _ = frozen(hp, one[2], rollout_of(i), jax.random.key(i), jnp.uint32(i))
-        assert same(held, held_state.learner.target)
     crossed = [any((3 * i + u + 1) % period == 0 for u in range(3)) for i in range(4)]
     assert moved == crossed
 
@@ -255,15 +239,12 @@ def test_rate_zero_holds_the_temperature_bitwise():
     assert not same(new.learner.actor, state.learner.actor)
 
 
-def test_temperature_follows_the_entropy():
-    """Above the target entropy it falls, below it rises; None is -D."""
-    learn = lambda target: jax.jit(build(target_entropy=target)[0].learn)
-    _, hp, state = build()
-    got = {
-        t: learn(t)(hp, state, rollout_of(), jax.random.key(0), jnp.uint32(0))[0].learner.log_alpha for t in (-9.0, 9.0, None, -2.0)
-    }
-    assert got[-9.0] < state.learner.log_alpha < got[9.0]
-    assert got[None] == got[-2.0]
+def test_default_target_entropy():
+    (log_alpha, want) = (
+        jax.jit(agent.learn)(hp, state, rollout_of(), jax.random.key(0), jnp.uint32(0))[0].learner.alpha_opt[0].mu
+        for agent, hp, state in (build(target_entropy=None), build(target_entropy=-float(D)))
+    )
+    assert log_alpha == want
 
 
 def test_updates_draw_different_noise():
@@ -283,10 +264,9 @@ def test_updates_draw_different_noise():
 @pytest.mark.parametrize(("rate", "updates"), [(0.5, 3), (1.0, 6), (2.0, 12)])
 def test_updates_per_step(rate, updates):
     agent, hp, state = build(updates_per_step=rate)
-    shapes = jax.eval_shape(agent.learn, hp, state, rollout_of(), jax.random.key(0), jnp.uint32(0))
-    assert shapes[1]["updates"].dtype == jnp.int32
     new, metrics = jax.jit(agent.learn)(hp, state, rollout_of(), jax.random.key(0), jnp.uint32(0))
     assert metrics["updates"] == updates
+    assert metrics["updates"].dtype == jnp.int32
     assert new.learner.critic_opt[0].count == updates  # Adam counts too
 
 

@@ -1,0 +1,25 @@
+"""The agents reach their baselines' scores on classic control. Slow: minutes each."""
+
+import numpy as np
+import pytest
+
+import rlx
+from rlx import stats
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    ("name", "env", "steps", "seeds", "aim"),
+    [("ppo-cartpole", "gymnax/CartPole-v1", 300_000, 8, 475.0), ("sac-pendulum", "gymnax/Pendulum-v1", 20_000, 6, -180.0)],
+)
+def test_baseline(name, env, steps, seeds, aim):
+    """The interquartile mean over seeds of the last evaluation, of 16 episodes each."""
+    from experiments import baselines
+
+    b = baselines.BASELINES[name]
+    assert (b.env, b.steps["cpu"], b.seeds["cpu"]) == (env, steps, seeds)
+    result = rlx.train(b.agent, b.env, steps=steps, seeds=seeds, eval_episodes=16, progress=False, **b.fields)
+    final = np.asarray(result.returns)[:, -1]
+    assert final.shape == (seeds,)
+    assert stats.iqm(final) >= aim, final
