@@ -15,11 +15,11 @@ pytestmark = pytest.mark.slow
 )
 def test_baseline(name, env, steps, seeds, aim):
     """The interquartile mean over seeds of the last evaluation, of 16 episodes each."""
-    from experiments import baselines
+    from experiments.baselines import fields
 
-    b = baselines.BASELINES[name]
-    assert (b.env, b.steps["cpu"], b.seeds["cpu"]) == (env, steps, seeds)
-    result = rlx.train(b.agent, b.env, steps=steps, seeds=seeds, eval_episodes=16, progress=False, **b.fields)
+    keywords = fields(name)
+    assert (keywords["env"], keywords["steps"], keywords["seeds"]) == (env, steps, seeds)
+    result = rlx.train(**keywords, eval_episodes=16, progress=False)
     final = np.asarray(result.returns)[:, -1]
     assert final.shape == (seeds,)
     assert stats.iqm(final) >= aim, final

@@ -9,6 +9,7 @@ import rlx
 from rlx import config, normalize
 from rlx.agents import ppo
 from rlx.types import EnvSpec, Transition
+from tests.agents.numerical import flat, gradient
 
 T, N, OBS, ACTIONS = 4, 2, 3, 2
 HP = {
@@ -144,33 +145,21 @@ def numpy_learn(params, stats, r, hp, discrete, epochs):
         parts = -np.minimum(ratio * a, clipped * a).mean(), 0.5 * ((v - target) ** 2).mean(), entropy.mean()
         return parts, ratio
 
-    def gradient(p):
-        total = lambda p: np.dot(losses(p)[0], [1.0, hp["value_coef"], -hp["entropy_coef"]])
-        out = {}
-        for name, x in p.items():
-            out[name] = np.zeros_like(x)
-            for k in np.ndindex(x.shape):
-                up, down = ({**p, name: x + h * (np.indices(x.shape).T == k).all(-1).T} for h in (1e-6, -1e-6))
-                out[name][k] = (total(up) - total(down)) / 2e-6
-        return out
+    def total(p):
+        return np.dot(losses(p)[0], [1.0, hp["value_coef"], -hp["entropy_coef"]])
 
     p, m, v = params, {k: 0.0 for k in params}, {k: 0.0 for k in params}
     history = []
     for e in range(1, epochs + 1):
         history.append(losses(p))
-        g = gradient(p)
+        g = gradient(total, p)
         norm = np.sqrt(sum((x**2).sum() for x in g.values()))
         g = {k: x * min(1.0, hp["max_grad_norm"] / norm) for k, x in g.items()}
         m = {k: 0.9 * m[k] + 0.1 * g[k] for k in g}
         v = {k: 0.999 * v[k] + 0.001 * g[k] ** 2 for k in g}
-        step = lambda k, e=e: (m[k] / (1 - 0.9**e)) / (np.sqrt(v[k] / (1 - 0.999**e)) + 1e-5)
-        p = {k: p[k] - hp["lr"] * step(k) for k in p}
+        for k in p:
+            p = {**p, k: p[k] - hp["lr"] * (m[k] / (1 - 0.9**e)) / (np.sqrt(v[k] / (1 - 0.999**e)) + 1e-5)}
     return p, scale, history, (old_log_prob, value)
-
-
-def flat(params):
-    leaves = jax.tree_util.tree_leaves_with_path(params["params"])
-    return {"/".join(k.key for k in path): np.asarray(x, np.float64) for path, x in leaves}
 
 
 @forms
