@@ -116,7 +116,7 @@ def build(env_id):
         return Ours(start, *jax.lax.scan(body, state, (times, actions))[1])
 
     def by_hand(key, actions, params):
-        alone = jax.vmap(functools.partial(replay, env), (None, 1, None, 0), Native(0, *[1] * 5))
+        alone = jax.vmap(functools.partial(replay, env), (None, 1, None, 0), Native(*(0, 1, 1, 1, 1, 1)))
         return alone(key, actions, params, jnp.arange(N, dtype=jnp.uint32))
 
     both = lambda *args: (ours(*args), by_hand(*args))
@@ -182,17 +182,17 @@ def test_episode_returns_and_lengths(env_id):
     for first, second, scale in (SHORT, LONG):
         step = played(env_id, first, second, scale)[0].step
         done = step.terminated | step.truncated
-        total, length, lengths = np.zeros_like(step.reward[:, 0]), np.zeros((2, N), int), []
+        total, length, seen = np.zeros_like(step.reward[:, 0]), np.zeros((2, N), int), []
         for t in range(T):
             total, length = total + step.reward[:, t], length + 1
             np.testing.assert_array_equal(step.info["episode_return"][:, t], total)
             np.testing.assert_array_equal(step.info["episode_length"][:, t], length)
-            lengths.append(length)
+            seen.append(length)
             total, length = (
                 np.where(done[:, t].reshape(2, N, *[1] * (total.ndim - 2)), 0, total),
                 np.where(done[:, t], 0, length),
             )
-        lengths = np.stack(lengths, 1)
+        lengths = np.stack(seen, 1)
         limits = np.array([first, second])[:, None, None]
         np.testing.assert_array_equal(lengths == limits, step.truncated)
         assert np.all(lengths <= limits) and done.any()

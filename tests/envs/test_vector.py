@@ -1,6 +1,7 @@
 """N environments: when resets are computed, what they change, which dtypes circulate, what happens to NaN."""
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +22,7 @@ N, WIDTH = 4, 7  # WIDTH: a shape that only the environment's state has
 
 @struct.dataclass
 class Params:
-    max_steps_in_episode: int = 100
+    max_steps_in_episode: Any = 100
 
 
 @struct.dataclass
