@@ -181,6 +181,8 @@ def split(argv: list[str], options: Mapping[str, Field]) -> tuple[list[str], dic
         name, equals, inline = word.removeprefix("--").partition("=")
         name = name.replace("-", "_")
         if name.startswith("no_") and options.get(name[3:]) and options[name[3:]].type is bool:
+            if equals:
+                raise RlxError(f"--{name} takes no value: use --{name[3:]} {inline}")
             given[name[3:]] = False
             continue
         if name not in options:
@@ -209,7 +211,7 @@ def assignments(name: str, words: tuple[str, ...]) -> dict[str, Any]:
             raise RlxError(f"--{name} takes NAME=VALUE, not {word!r}")
         try:
             out[key] = ast.literal_eval(text)
-        except (ValueError, SyntaxError):
+        except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
             out[key] = text
     return out
 

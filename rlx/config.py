@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import functools
 import inspect
 import math
 import re
@@ -20,6 +21,7 @@ import typing
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 import jax.numpy as jnp
+import numpy as np
 
 from rlx.errors import RlxError, nearest, unknown
 from rlx.types import HP
@@ -38,7 +40,7 @@ Traced = Annotated[T, TRACED]
 # Bounds of the names that agents share, (low, high), inclusive; an agent adds its own in `Config.bounds`.
 _BOUNDS: dict[str, tuple[float, float]] = {
     **dict.fromkeys(("num_envs", "rollout_length", "batch_size", "replay_capacity", "target_period", "policy_delay",
-                     "num_epochs", "num_minibatches", "n_step"), (1, math.inf)),
+                     "num_epochs", "num_minibatches", "n_step", "hidden_sizes"), (1, math.inf)),
     **dict.fromkeys(("lr", "actor_lr", "critic_lr", "temperature_lr", "learning_starts", "max_grad_norm", "clip_eps",
                      "value_coef", "epsilon_steps", "exploration_noise", "temperature"), (0, math.inf)),
     **dict.fromkeys(("gamma", "tau", "gae_lambda", "epsilon_start", "epsilon_end"), (0, 1)),
@@ -57,7 +59,8 @@ class Config:
             value = check(field, getattr(self, name))
             object.__setattr__(self, name, value)
             low, high = (_BOUNDS | self.bounds).get(name, (-math.inf, math.inf))
-            if isinstance(value, (int, float)) and not isinstance(value, bool) and not low <= value <= high:
+            numbers = value if isinstance(value, tuple) else (value,)
+            if any(isinstance(x, (int, float)) and not isinstance(x, bool) and not low <= x <= high for x in numbers):
                 limits = f">= {low:g}" if math.isinf(high) else f"in [{low:g}, {high:g}]"
                 raise RlxError(f"{name}={value!r} must be {limits}")
 
@@ -96,7 +99,8 @@ def fields(cls: Any) -> dict[str, Field]:
     return out
 
 
-def _comments(cls: type) -> dict[str, str]:
+@functools.cache  # reading the source takes milliseconds
+def _comments(cls: Any) -> dict[str, str]:
     """Help texts: the comment behind each field in the source of the class and its bases."""
     out: dict[str, str] = {}
     for base in reversed(cls.__mro__):
@@ -128,6 +132,8 @@ def as_array(field: Field, value: Any) -> jnp.ndarray:
 
 def check(field: Field, value: Any) -> Any:
     """`value` as the field's type (an int for a float field, a list for a tuple field), or an RlxError."""
+    if isinstance(value, (np.generic, np.ndarray)):
+        value = value.tolist()
     ok, value = _coerce(field.type, value)
     if not ok:
         if typing.get_origin(field.type) is Literal and isinstance(value, str):
@@ -180,7 +186,7 @@ def parse(field: Field, text: str) -> Any:
         return text
     try:
         value = ast.literal_eval(text.strip())
-    except (ValueError, SyntaxError):
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
         value = {"true": True, "false": False, "none": None}.get(text.strip().lower(), text)
     if typing.get_origin(field.type) is tuple and not isinstance(value, (tuple, list)):
         value = (value,)

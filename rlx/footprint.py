@@ -57,7 +57,8 @@ def check(needed: int, name: str, runs: int) -> None:
     free = available()
     if free is not None and needed > SHARE * free:
         fit = int(SHARE * free / (needed / runs))
+        fewer = f", or use at most {fit} runs at once" if fit else ""
         raise RlxError(
             f"{runs} runs of {name} need {human(needed)}, over {SHARE:.0%} of the {human(free)} free: "
-            f"lower replay_capacity or num_envs, or use at most {fit} runs at once"
+            f"lower replay_capacity or num_envs{fewer}"
         )

@@ -50,7 +50,7 @@ class Result:
         """Mean evaluation returns, float64 `[runs, evaluations]` (or `[runs, evaluations, m]`), in order of steps."""
         names = return_columns(self.metrics)
         table = self.metrics[self.metrics["unfinished"].notna()]  # rows of evaluations
-        runs = table["run"].nunique()
+        runs = self.metrics["run"].nunique()
         stacked = np.stack([table.sort_values(["run", "step"])[n].to_numpy().reshape(runs, -1) for n in names], axis=-1)
         return stacked[..., 0] if names == ["return"] else stacked
 
@@ -132,6 +132,8 @@ def load(out: str | Path, env: Environment | None = None) -> Result:
         native = envs.make(d["env"], **d["env_options"]) if env is None else env
         params = grid.params_from_json(native.default_params, d["env_params"])
         trainer = Trainer(d["agent"], env or d["env"], config, env_options=d["env_options"], env_params=params)
+    except (TypeError, AttributeError) as error:
+        raise RlxError(f"{out}/run.json is not the description of an rlx run: {error}") from None
     except KeyError as error:
         raise RlxError(f"{out}/run.json has no entry {error}: it is not an rlx run, or of another version") from None
     return Result(parquet.read(out / "metrics.parquet"), trainer, out)
@@ -141,5 +143,7 @@ def evaluate(
     out: str | Path, episodes: int = 100, seed: int = 0, which: str = "last", env: Environment | None = None
 ) -> np.ndarray:
     """Returns of exactly `episodes` greedy episodes of every run stored under `out` -> float32 `[runs, episodes(, m)]`."""
+    if not 0 <= seed < 2**32:
+        raise RlxError(f"seed={seed} must lie in [0, 2^32)")
     result = load(out, env)
     return np.asarray(result.trainer.evaluate(result.carry(which), episodes, jax.random.key(seed)))

@@ -87,6 +87,7 @@ class Session:
         if trainer.spec.max_episode_steps is None:
             raise RlxError(f"{trainer.env_name} has no time limit, so it cannot be evaluated: wrap it in rlx.envs.TimeLimit")
         self.run, self.seeds = run, grid.seeds(run.seeds)
+        jax.eval_shape(lambda: trainer.init(self.seeds))  # from shapes alone: is there memory for them?
         self.out = None if run.out is None else self._claim(Path(run.out))
         self.rows: list[pd.DataFrame] = []
         self.best = -np.inf
@@ -100,8 +101,11 @@ class Session:
 
     def _claim(self, out: Path) -> Path:
         """Create `out`; RlxError if it cannot be written or holds results that would be overwritten."""
-        if (out / "run.json").exists() and not self.run.resume:
-            raise RlxError(f"{out} holds results already: continue them with resume, or choose another out")
+        if (out / "run.json").exists():
+            if not self.run.resume:
+                raise RlxError(f"{out} holds results already: continue them with resume, or choose another out")
+        elif out.is_dir() and any(out.iterdir()):
+            raise RlxError(f"{out} is not empty and holds no rlx run: choose another out")
         try:
             out.mkdir(parents=True, exist_ok=True)
             (out / ".write-test").write_text("")
@@ -129,7 +133,7 @@ class Session:
         last = self.out / "checkpoints" / "last" if self.out else None
         if run.resume and last is None:
             raise RlxError("resume needs out: the directory of the run to continue")
-        if run.resume and self.out and last and checkpoint.exists(last):
+        if run.resume and self.out and last and (last.exists() or checkpoint.exists(last)):
             carry = trainer.restore(last)
             if (seeds := carry.runs.seed.tolist()) != self.seeds:
                 raise RlxError(f"seeds={self.seeds} differ from the stored run's {seeds}")
@@ -169,13 +173,14 @@ class Session:
             self.interrupted = sigint.received
             metrics = trainer.report(totals)
             totals = trainer.no_totals(carry)
-            if (i % self.eval_every == 0 or i == self.total) and not self.interrupted:
+            if i == stop and (i % self.eval_every == 0 or i == self.total):
                 metrics |= self._evaluate(carry)
             self._record(carry, metrics)
             bar.update(trainer.steps(carry), **_shown(metrics))
             self._store(carry, metrics, i)
             if self.callback is not None:
                 self.interrupted |= self._call(carry, metrics)
+            self.interrupted |= sigint.received
         if self.interrupted and self.out:
             self._save(carry, "last")
         return carry
@@ -233,16 +238,17 @@ class Session:
         if not self.out:
             return
         self._write_table()
-        if i % self.save_every == 0 or i == self.total:
-            self._save(carry, "last")
-            if self.run.keep:
-                self._save(carry, f"step-{self.trainer.steps(carry)}")
-                numbered = sorted((self.out / "checkpoints").glob("step-*"), key=lambda p: int(p.name.removeprefix("step-")))
-                for path in numbered[: -self.run.keep]:
-                    shutil.rmtree(path)
         if "return" in metrics and metrics["return"].ndim == 1 and (score := self._score(self.rows[-1])) > self.best:
             self.best = score
             self._save(carry, "best")
+        if i % self.save_every == 0 or i == self.total:
+            if self.run.keep:
+                self._save(carry, f"step-{self.trainer.steps(carry)}")
+                number = lambda path: path.name.removeprefix("step-")
+                numbered = [p for p in (self.out / "checkpoints").glob("step-*") if number(p).isdigit()]
+                for path in sorted(numbered, key=lambda p: int(number(p)))[: -self.run.keep]:
+                    shutil.rmtree(path)
+            self._save(carry, "last")  # last, so that everything up to its step is there
 
     def _score(self, rows: pd.DataFrame) -> float:
         """The population's best mean evaluation return in these rows: what `best` is best by."""

@@ -6,7 +6,9 @@ typed keys. An episode is 1000 steps, as in Brax; its time limit truncates and n
 
 from __future__ import annotations
 
+import contextlib
 import inspect
+import io
 import warnings
 from typing import Any
 
@@ -35,7 +37,7 @@ class State:
 
 def brax_envs() -> dict[str, type]:
     """Brax's registry, imported on demand: importing brax takes seconds and prints about optional packages."""
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):  # mujoco prints what it lacks
         warnings.simplefilter("ignore")
         from brax import envs
     return {name: cls for name, cls in envs._envs.items() if name != "fast"}  # `fast` is Brax's own test stub
