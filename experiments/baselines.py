@@ -51,7 +51,7 @@ BASELINES = {
         {"preset": "small"}, aim=-180,
     ),
     "ppo-hopper": Baseline(
-        "ppo", "brax/hopper", {"smoke": 20_000, "cpu": 1_000_000, "paper": 10_000_000}, {"smoke": 2, "cpu": 4, "paper": 10},
+        "ppo", "brax/hopper", {"smoke": 100_000, "cpu": 2_000_000, "paper": 10_000_000}, {"smoke": 2, "cpu": 4, "paper": 10},
         {"preset": "brax"},
     ),
     "sac-inverted-double-pendulum": Baseline(
@@ -102,8 +102,8 @@ def run(name: str, scale: str, out: Path) -> dict[str, Any]:
     return {
         "baseline": name, "agent": trainer.agent_name, "environment": trainer.env_name, "scale": scale,
         "seeds": int(row["runs"]), "steps": int(row["steps"]), "IQM": row["iqm"], "95% low": row["low"],
-        "95% high": row["high"], "mean": row["mean"], "aim": aim, "random": references["random"], "still": references.get("standing still", np.nan),
-        "seconds": seconds,
+        "95% high": row["high"], "mean": row["mean"], "aim": aim, "random": references["random"],
+        "still": references.get("standing still", np.nan), "seconds": seconds,
     }  # fmt: skip
 
 

@@ -106,7 +106,7 @@ def _comments(cls: Any) -> dict[str, str]:
     for base in reversed(cls.__mro__):
         if dataclasses.is_dataclass(base):
             try:
-                source = inspect.getsource(base)
+                source = inspect.getsource(typing.cast(type, base))
             except (OSError, TypeError):  # a class made in an interactive session has no source: no help texts
                 continue
             out.update(re.findall(r"^    (\w+): [^#\n]*# *(.*)$", source, flags=re.M))

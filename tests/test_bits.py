@@ -5,35 +5,15 @@ import subprocess
 import sys
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import rlx
+from tests.trainer_support import FIELDS, LR, LRS, SEEDS, both, differing, fresh, leaves, trainer
 
-FIELDS: dict[str, dict[str, Any]] = {
-    "ppo": {"num_envs": 2, "rollout_length": 4, "num_epochs": 1, "num_minibatches": 2, "hidden_sizes": (8,)},
-    "sac": {"num_envs": 2, "batch_size": 8, "replay_capacity": 64, "learning_starts": 20, "hidden_sizes": (8,)},
-}
-ENV = {"ppo": "probe/Truncation", "sac": "probe/Truncation-continuous"}
-LR = {"ppo": "lr", "sac": "critic_lr"}
-LRS, SEEDS = [1e-3, 3e-3], [0, 5, 7]
 N = 40  # iterations: sac learns from its 10th on, and its replay of 64 is full after 32
-
-both = pytest.mark.parametrize("agent", ["ppo", "sac"])
-
-
-@cache
-def trainer(agent: str) -> rlx.Trainer:
-    return rlx.make(agent, ENV[agent], **FIELDS[agent])
-
-
-def fresh(agent: str) -> rlx.types.Carry:
-    """Six runs, 2 learning rates x 3 seeds."""
-    return trainer(agent).init(SEEDS, hp={LR[agent]: LRS})
 
 
 def advance(agent: str, carry, *cuts: int):
@@ -43,19 +23,6 @@ def advance(agent: str, carry, *cuts: int):
     for n in cuts:
         carry, totals = t.advance(carry, totals, n)
     return carry, totals
-
-
-def leaves(tree) -> dict[str, np.ndarray]:
-    plain = lambda x: jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x
-    return {jax.tree_util.keystr(path): np.asarray(plain(x)) for path, x in jax.tree.leaves_with_path(tree)}
-
-
-def differing(a, b, runs: slice | list[int] = slice(None)) -> list[str]:
-    """Paths of the leaves whose bits differ, in these runs (or in all, and then without a run axis too)."""
-    a, b = leaves(a), leaves(b)
-    assert a.keys() == b.keys()
-    pick = (lambda x: x) if runs == slice(None) else (lambda x: x[runs])
-    return [name for name in a if pick(a[name]).tobytes() != pick(b[name]).tobytes()]
 
 
 @cache

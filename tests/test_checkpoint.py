@@ -2,7 +2,6 @@
 
 import json
 import os
-from pathlib import Path
 from typing import NamedTuple
 
 import jax
@@ -16,6 +15,7 @@ from hypothesis import strategies as st
 
 from rlx import checkpoint
 from rlx.errors import RlxError
+from tests.checkpoint_support import bits, load, put, version
 
 
 class Memory(NamedTuple):
@@ -53,29 +53,9 @@ def make(seed: int = 0) -> State:
     )
 
 
-def bits(x: jax.Array) -> tuple:
-    plain = jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x
-    return str(x.dtype), x.shape, np.asarray(plain).tobytes()
-
-
 def assert_same(a, b):
     assert str(jax.tree.structure(a)) == str(jax.tree.structure(b))
     assert [bits(x) for x in jax.tree.leaves(a)] == [bits(x) for x in jax.tree.leaves(b)]
-
-
-def version(n: int) -> dict:
-    return {"n": jnp.int32(n), "x": jnp.full((100,), n, jnp.float32)}
-
-
-def load(path: Path) -> int:
-    """The version at `path`, checked to be one: meta and both arrays agree."""
-    out = checkpoint.restore(path, jax.eval_shape(lambda: version(0)))
-    assert np.all(out["x"] == out["n"]) and checkpoint.read_meta(path) == {"n": int(out["n"])}
-    return int(out["n"])
-
-
-def put(path: Path, n: int) -> None:
-    checkpoint.save(path, version(n), {"n": n})
 
 
 # --- round trip ------------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ import pytest
 
 from rlx import checkpoint
 from rlx.errors import RlxError
-from tests.test_checkpoint import load, put
+from tests.checkpoint_support import load, put
 
 
 class Killed(BaseException):
@@ -89,7 +89,7 @@ def test_crash_between_the_two_renames(tmp_path):
 
 SAVE_FOR_EVER = """
 import sys, itertools
-from tests.test_checkpoint import put
+from tests.checkpoint_support import put
 for n in itertools.count(1):
     put(sys.argv[1], n)
     print(n, flush=True)

@@ -1,9 +1,7 @@
-"""The command line, called in process: what works leaves files, what does not is one line and exit code 2."""
+"""The command line: what works leaves files, what does not is one line and exit code 2."""
 
-import contextlib
 import json
 import os
-import re
 from pathlib import Path
 
 import jax
@@ -12,29 +10,9 @@ import pandas as pd
 import pytest
 
 import rlx
-from rlx import agents, cli, config, training
-from tests.test_train import CARTPOLE, TINY, contents
-
-FLAGS = ["--num_envs", "2", "--rollout_length", "10", "--num_minibatches", "1", "--num_epochs", "1", "--hidden_sizes", "8"]
-SHORT = [*FLAGS, "--steps", "240", "--eval_every", "60", "--save_every", "80", "--eval_episodes", "2", "--lr", "0.05"]
-
-compiled: list[str] = []
-
-
-@jax.monitoring.register_event_duration_secs_listener
-def _listen(event: str, seconds: float, **names: object) -> None:
-    if event == "/jax/core/compile/backend_compile_duration":
-        compiled.append(str(names))
-
-
-def rlx_(capfd, *argv: str) -> tuple[int, str, str]:
-    """Exit code, stdout, stderr of `rlx ...`."""
-    capfd.readouterr()
-    with contextlib.suppress(SystemExit):
-        code = cli.main(list(argv))
-        assert type(code) is int
-        return code, *capfd.readouterr()
-    return 0, *capfd.readouterr()
+from rlx import cli, config, training
+from tests.cli_support import FLAGS, SHORT, TRAIN, bad, compiled, rlx_
+from tests.train_support import CARTPOLE, TINY, contents
 
 
 @pytest.fixture(scope="module")
@@ -148,66 +126,8 @@ def test_environment_options_and_parameters(capfd, tmp_path):
     assert (rlx.evaluate(out, episodes=4) == 7).all()
 
 
-# --- words to values -------------------------------------------------------------------------------------------------------
-
-OPTIONS = {**config.fields(training.RunConfig), **config.fields(agents.get("ppo").Config)}
-
-
-@pytest.mark.parametrize(
-    ("words", "given"),
-    [
-        ("--lr 0.1", {"lr": 0.1}),
-        ("--lr=0.1", {"lr": 0.1}),
-        ("--num-envs 4 --num_epochs=2", {"num_envs": 4, "num_epochs": 2}),
-        ("--seeds 0 5 7 --lr 1", {"seeds": (0, 5, 7), "lr": 1.0}),
-        ("--seeds 0,5,7", {"seeds": (0, 5, 7)}),
-        ("--seeds=0,5,7", {"seeds": (0, 5, 7)}),
-        ("--seeds 8", {"seeds": 8}),
-        ("--hidden_sizes 64 32", {"hidden_sizes": (64, 32)}),
-        ("--hidden-sizes 64", {"hidden_sizes": (64,)}),
-        ("--resume", {"resume": True}),
-        ("--resume --lr 1", {"resume": True, "lr": 1.0}),
-        ("--resume False", {"resume": False}),
-        ("--resume true", {"resume": True}),
-        ("--no_resume", {"resume": False}),
-        ("--no-normalize-obs", {"normalize_obs": False}),
-        ("--out a/b-c", {"out": "a/b-c"}),
-        ("--out=a=b", {"out": "a=b"}),
-        ("--eval_every None", {"eval_every": None}),
-        ("--steps 1_000", {"steps": 1000}),
-        ("--lr 1 --lr 2", {"lr": 2.0}),
-    ],
-)
-def test_split(words, given):
-    assert cli.split(words.split(), OPTIONS) == ([], given)
-
-
-def test_split_keeps_positional_words():
-    assert cli.split(["a", "--lr", "1", "b"], OPTIONS) == (["a", "b"], {"lr": 1.0})
-
-
-def test_assignments():
-    words = ("gravity=9.8", "backend=spring", "n=3", "flag=True", "s=a=b", "code=__import__('os')")
-    expected = {"gravity": 9.8, "backend": "spring", "n": 3, "flag": True, "s": "a=b", "code": "__import__('os')"}
-    assert cli.assignments("env_options", words) == expected
-
-
 # --- what does not ---------------------------------------------------------------------------------------------------------
 
-
-def bad(capfd, argv: list[str], *words: str) -> None:
-    """Exit code 2, nothing on stdout, one line on stderr with these words; nothing compiled, nothing created here."""
-    before, compilations = contents(Path.cwd()), len(compiled)
-    code, out, err = rlx_(capfd, *argv)
-    assert (code, out) == (2, ""), err
-    assert err.startswith("rlx: ") and err.endswith("\n") and err.count("\n") == 1, err
-    assert all(word in err for word in words), err
-    assert compiled[compilations:] == []
-    assert contents(Path.cwd()) == before
-    assert not [p for p in Path.cwd().rglob("*") if p.is_dir() and not any(p.iterdir())]
-
-
-TRAIN = ["train", "ppo", CARTPOLE, *SHORT, "--out", "new"]
 
 BAD_TRAINING = {
     "command": (["trian", "ppo"], "unknown command 'trian'", "'train'?"),
@@ -366,58 +286,3 @@ def test_errors_of_the_program_are_not_hidden(monkeypatch):
     monkeypatch.setattr(training, "train", lambda *a, **k: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         cli.main(TRAIN)
-
-
-# --- help ------------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("agent", agents.AGENTS)
-def test_help_explains_every_field(capfd, agent):
-    before = len(compiled)
-    code, out, err = rlx_(capfd, "train", agent, CARTPOLE, "--help")
-    assert (code, err) == (0, "") and len(compiled) == before
-    text = " ".join(re.sub(r"[│╭╮╰╯─]", " ", out).split())
-    options = {**config.fields(training.RunConfig), **config.fields(agents.get(agent).Config)}
-    for name, field in options.items():
-        words = " ".join(f"{field.help} [{'traced' if field.traced else 'static'}]".split())
-        assert re.search(rf"--(\[?no[-_]?\]?)?{name}\b", text), name
-        assert words in text, words
-    for name in ("--preset", "--env_options", "--env_params", *agents.get(agent).Config.presets):
-        assert name in text
-
-
-@pytest.mark.parametrize("argv", [[], ["--help"], ["-h"]])
-def test_help_of_the_program(capfd, argv):
-    code, out, err = rlx_(capfd, *argv)
-    assert (code, err) == (0, "") and all(f"rlx {c}" in out for c in ("train", "evaluate", "report", "list"))
-
-
-@pytest.mark.parametrize(
-    ("argv", "words"),
-    [
-        (["train", "--help"], ["ppo", "sac", "rlx list envs"]),
-        (["train", "ppo", "--help"], ["--steps", "--clip_eps"]),
-        (["evaluate", "--help"], ["--episodes", "--seed", "--which"]),
-        (["report", "-h"], ["--out"]),
-    ],
-)
-def test_help_of_commands(capfd, argv, words):
-    code, out, err = rlx_(capfd, *argv)
-    assert (code, err) == (0, "") and all(word in out for word in words)
-
-
-def test_help_of_an_unknown_agent(capfd, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    bad(capfd, ["train", "poo", "--help"], "unknown agent 'poo'")
-
-
-# --- lists -----------------------------------------------------------------------------------------------------------------
-
-
-def test_list(capfd):
-    code, out, err = rlx_(capfd, "list", "agents")
-    assert (code, err) == (0, "") and [line.split()[0] for line in out.splitlines()] == list(agents.AGENTS)
-    assert "Proximal policy optimisation" in out
-    code, out, err = rlx_(capfd, "list", "envs")
-    assert (code, err) == (0, "") and out.split() == rlx.envs.ids()
-    assert {CARTPOLE, "brax/hopper", "probe/Discounting-continuous"} < set(out.split())

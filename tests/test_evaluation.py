@@ -13,7 +13,7 @@ from gymnax.environments import environment, spaces
 
 import rlx
 from rlx import RlxError
-from tests.test_loop import RECORDER, Clock
+from tests.loop_support import RECORDER, Clock
 
 
 @struct.dataclass

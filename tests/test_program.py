@@ -1,7 +1,6 @@
 """What is compiled: once, with its conditionals, without a copy of the replay, in memory that time does not change."""
 
 import re
-from contextlib import contextmanager
 from functools import cache
 
 import jax
@@ -11,24 +10,8 @@ import pytest
 
 import rlx
 from rlx import footprint
-from tests.test_bits import ENV, FIELDS, LR, LRS, SEEDS, both, differing, fresh, trainer
-from tests.test_loop import RECORDER, Clock, N, T
-
-
-@contextmanager
-def compilations():
-    """The list of programs compiled within the context, found in a persistent cache or not."""
-    events: list[str] = []
-
-    def listener(name: str, seconds: float, **_: object) -> None:
-        if name == "/jax/core/compile/backend_compile_duration":
-            events.append(name)
-
-    jax.monitoring.register_event_duration_secs_listener(listener)
-    try:
-        yield events
-    finally:
-        jax.monitoring.unregister_event_duration_listener(listener)
+from tests.loop_support import RECORDER, Clock, N, T
+from tests.trainer_support import ENV, FIELDS, LR, LRS, SEEDS, both, compilations, differing, fresh, trainer
 
 
 def test_the_counter_counts():

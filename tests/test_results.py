@@ -14,7 +14,7 @@ import pytest
 import rlx
 from rlx import results
 from rlx.results import Result
-from tests.test_train import CARTPOLE, PER, TINY, Count, assert_same, fails, ppo, reference, train
+from tests.train_support import CARTPOLE, PER, TINY, Count, assert_same, fails, ppo, reference, train
 
 
 @pytest.fixture(scope="module")

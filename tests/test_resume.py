@@ -13,7 +13,7 @@ import pytest
 
 import rlx
 from rlx import cli
-from tests.test_train import CARTPOLE, assert_same
+from tests.train_support import CARTPOLE, assert_same
 
 # 16 checkpoints of 50 iterations: the process is killed at the second one, long before its end and often within a save.
 EVERY = 1000

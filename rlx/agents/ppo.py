@@ -26,13 +26,12 @@ Defaults against their source: paper table 3 (MuJoCo) unless noted.
 | max_grad_norm | 0.5 | not in the paper; Engstrom et al. 2020 (arXiv 2005.12729) |
 | hidden_sizes, activation | (64, 64), tanh | same |
 | orthogonal init sqrt 2 (hidden), 0.01 (policy), 1 (value); Adam eps 1e-5 | | Engstrom et al. 2020 |
-| initial deviation of actions | 0.5 | Andrychowicz et al. 2021 |
+| initial deviation of actions | 1 | same |
 | normalize_obs, normalize_reward | True | neither in the paper; Engstrom et al. 2020 |
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
@@ -51,8 +50,6 @@ from rlx.config import Traced
 from rlx.errors import RlxError
 from rlx.networks import Torso, orthogonal
 from rlx.types import HP, Agent, EnvSpec, PyTree, Transition
-
-INITIAL_STD = 0.5  # of continuous actions, of which [-1, 1] is the whole range
 
 
 @dataclass(frozen=True)
@@ -75,8 +72,17 @@ class Config(base.Config):
 
     presets: ClassVar[dict[str, dict[str, Any]]] = {
         "default": {},
-        # many environments and short rollouts: physics
-        "brax": {"num_envs": 50, "rollout_length": 40, "num_minibatches": 8},
+        # physics: many environments and a long horizon (with gamma = 0.99 hopper learns to lunge and fall); values found by
+        # a small search on brax/hopper
+        "brax": {
+            "num_envs": 100,
+            "rollout_length": 50,
+            "num_minibatches": 8,
+            "activation": "silu",
+            "lr": 1.5e-3,
+            "gamma": 0.997,
+            "gae_lambda": 0.985,
+        },
     }
 
 
@@ -101,7 +107,7 @@ class ActorCritic(nn.Module):
         value = nn.Dense(1, kernel_init=orthogonal(1.0), name="value")(torso("critic")(obs))[..., 0]
         if s.num_actions is not None:
             return distrax.Categorical(out), value
-        log_std = self.param("log_std", nn.initializers.constant(math.log(INITIAL_STD)), (s.action_dim,))
+        log_std = self.param("log_std", nn.initializers.zeros, (s.action_dim,))
         return distrax.MultivariateNormalDiag(out, jnp.broadcast_to(jnp.exp(log_std), out.shape)), value
 
 

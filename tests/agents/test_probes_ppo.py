@@ -24,7 +24,7 @@ CONFIG = {
     "activation": "tanh", "gamma": GAMMA, "gae_lambda": 0.95, "clip_eps": 0.2, "entropy_coef": 0.0, "value_coef": 0.5,
     "max_grad_norm": 0.5, "normalize_obs": False, "normalize_reward": False,
 }  # fmt: skip
-ANNEALED = ((1e-2, 100), (1e-3, 300), (1e-4, 200))  # learning rates, and for how many iterations
+ANNEALED = ((1e-2, 100), (1e-3, 300), (1e-4, 200), (2e-5, 200))  # learning rates, and for how many iterations
 SHORT = ((1e-2, 60), (1e-3, 40))  # for the convolution, which is slow on a CPU
 UNVISITED = {"DelayedCredit": (1, 3)}  # rows of the solution with credit 0, which the best action never leaves
 SCALAR = tuple(name for name in probes.NAMES if not name.startswith("VectorReward"))

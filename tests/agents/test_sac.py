@@ -160,18 +160,17 @@ def test_update_is_numpys(n_step, fixed):
     np.testing.assert_allclose(new.learner.alpha_opt[0].mu / 0.1, gradients["log_alpha"], rtol=1e-4)
 
 
-@pytest.mark.parametrize("period", [2, 4])
-def test_targets_move_by_tau_when_a_period_is_crossed(period):
-    """Three updates an iteration, in one of which no period of 4 ends: update k moves them if k + 1 completes a period."""
-    agent, hp, state = build(updates_per_step=0.5, target_period=period)
+@pytest.mark.parametrize(("period", "start"), [(2, 0), (5, 0), (5, 1)])
+def test_targets_move_where_a_period_of_updates_ends(period, start):
+    """Three updates an iteration, counted from the first one: update k moves them if k + 1 completes a period."""
+    agent, hp, state = build(updates_per_step=0.5, target_period=period, learning_starts=(start + 1) * T * N)
     learn = jax.jit(agent.learn)
     moved = []
-    for i in range(4):
+    for i in range(start, start + 5):
         before = state.learner.target
         state, _ = learn(hp, state, rollout_of(i), jax.random.key(i), jnp.uint32(i))
         moved.append(not same(before, state.learner.target))
-    crossed = [any((3 * i + u + 1) % period == 0 for u in range(3)) for i in range(4)]
-    assert moved == crossed
+    assert moved == [any((3 * j + u + 1) % period == 0 for u in range(3)) for j in range(5)]
 
 
 def test_target_moves_once_per_crossing():

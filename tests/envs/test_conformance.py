@@ -66,12 +66,12 @@ class Ours(NamedTuple):
 class Native(NamedTuple):
     """What the environment yields, in its own units, by hand; [R, T, N, ...]."""
 
-    start: vector.PyTree
+    start: vector.PyTree  # [R, N, ...]
     obs: vector.PyTree
     next_obs: vector.PyTree
-    reward: jax.Array
-    terminated: jax.Array
-    truncated: jax.Array
+    reward: vector.PyTree
+    terminated: vector.PyTree
+    truncated: vector.PyTree
 
 
 def replay(env, key, actions, params, j):
@@ -243,3 +243,16 @@ def test_observations_lie_in_the_space(env_id):
     for obs in (native.start, native.obs, native.next_obs):
         assert obs.dtype == OTHER_DTYPE.get(env_id, space.dtype) and np.all(np.isfinite(obs))
         assert contains(obs).all() or env_id in OUTSIDE_SPACE
+
+
+@pytest.mark.parametrize("env_id", BRAX)
+def test_brax_terminates_by_its_own_rule(env_id):
+    """The rules of both tasks as their documentation states them, read off the true successor."""
+    step = played(env_id, *LONG)[0].step
+    obs = step.next_obs
+    if env_id == "brax/hopper":
+        upright = (obs[..., 0] > 0.7) & (np.abs(obs[..., 1]) < 0.2) & np.all(np.abs(obs[..., 1:]) < 100, -1)
+    else:
+        upright = np.abs(obs[..., 1]) <= 0.2
+    np.testing.assert_array_equal(step.terminated, ~upright)
+    assert step.terminated.any() and not step.terminated.all()

@@ -16,13 +16,9 @@ def test_ids():
     assert "brax/fast" not in ids
 
 
-# Brax's swimmer refuses the default backend; an id that `make` lists should build without options.
-NEEDS_OPTIONS = {"brax/swimmer": {"backend": "generalized"}}
-
-
 @pytest.mark.parametrize("env_id", envs.ids())
 def test_every_id_builds(env_id):
-    env = envs.make(env_id, **NEEDS_OPTIONS.get(env_id, {}))
+    env = envs.make(env_id)
     assert isinstance(env, Environment)
     params = env.default_params
     obs, _ = jax.eval_shape(env.reset_env, jax.random.key(0), params)
@@ -55,7 +51,7 @@ def test_options_reach_the_constructor():
         ("brax/hopper", {"max_step": 3}, "unknown option 'max_step' of brax/hopper: did you mean 'max_steps'?"),
         ("brax/hopper", {"helthy_reward": 0}, "unknown option 'helthy_reward' of brax/hopper: did you mean 'healthy_reward'?"),
         ("brax/hopper", {"max_steps": 0}, "max_steps=0 must be >= 1"),
-        ("brax/swimmer", {"backend": "spring"}, "brax/swimmer does not run with backend='spring'"),
+        ("brax/swimmer", {}, "brax/swimmer is left out: its only backend calls jnp.clip with arguments"),
         ("gymnax/DeepSea-bsuite", {"sze": 5}, "unknown option 'sze' of gymnax/DeepSea-bsuite: did you mean 'size'?"),
         ("gymnax/CartPole-v1", {"x": 5}, "unknown option 'x' of gymnax/CartPole-v1: there is none to choose from"),
         ("gymnax/MountainCar-v0", {"x": 5}, "unknown option 'x' of gymnax/MountainCar-v0: there is none to choose from"),
@@ -67,11 +63,3 @@ def test_errors_name_the_nearest(env_id, options, message):
     with pytest.raises(RlxError) as error:
         envs.make(env_id, **options)
     assert str(error.value).startswith(message) and "\n" not in str(error.value)
-
-
-def test_recommended_backends_run():
-    """Brax's swimmer has fewer backends than most; whatever the error names instead has to work."""
-    with pytest.raises(RlxError) as error:
-        envs.make("brax/swimmer", backend="spring")
-    for backend in str(error.value).rpartition("try ")[2].split(", "):
-        envs.make("brax/swimmer", backend=backend)
