@@ -48,6 +48,7 @@ from rlx import config as base
 from rlx import counters, replay, returns
 from rlx.config import Traced
 from rlx.distributions import TanhNormal
+from rlx.envs.vector import mask
 from rlx.errors import RlxError
 from rlx.networks import MLP, Torso, ensemble
 from rlx.types import HP, Agent, EnvSpec, PyTree, Transition
@@ -185,6 +186,7 @@ def make(config: Config, spec: EnvSpec) -> Agent:
         raise RlxError(f"replay_capacity={c.replay_capacity} must hold n_step * num_envs = {c.n_step * c.num_envs} transitions")
     # learning starts once the replay can also fill a window of n steps
     start = counters.first_iteration(max(c.learning_starts, c.n_step * c.num_envs), per_iteration)
+    num_random = start + 1 if c.learning_starts else 0  # iterations of random actions: up to the one of the first update
     target_entropy = -float(spec.action_dim) if c.target_entropy is None else c.target_entropy
     actor, critic = Actor(c, spec), ensemble(Critic, 2)(c, spec)
     policy: Callable[..., Any] = actor.apply
@@ -210,7 +212,7 @@ def make(config: Config, spec: EnvSpec) -> Agent:
     def act(hp: HP, state: State, memory: tuple, obs: jax.Array, key: jax.Array, i: jax.Array) -> tuple:
         explore = lambda: jax.random.uniform(key, (spec.action_dim,), minval=-1.0, maxval=1.0)
         sample = lambda: policy(state.learner.actor, obs).sample(seed=key)
-        return jax.lax.cond(i < start, explore, sample), memory, ()
+        return jax.lax.cond(i < num_random, explore, sample), memory, ()
 
     def greedy(hp: HP, state: State, memory: tuple, obs: jax.Array, key: jax.Array) -> tuple:
         return policy(state.learner.actor, obs).mode(), memory
@@ -226,8 +228,9 @@ def make(config: Config, spec: EnvSpec) -> Agent:
     def update(hp: HP, learner: Learner, batch: PyTree, sync: jax.Array, key: jax.Array) -> tuple[Learner, dict]:
         """One gradient update of everything. batch leaves `[B, n_step, ...]`; `sync`: move the target critics."""
         alpha = jnp.exp(learner.log_alpha)
+        batch = mask(batch["weight"] > 0, batch)  # what weighs nothing may be anything, NaN included
         weight = batch["weight"][:, 0]
-        mean = lambda x: jnp.where(weight > 0, x, 0.0).sum() / jnp.maximum(weight.sum(), 1.0)
+        mean = lambda x: (x * weight).sum() / jnp.maximum(weight.sum(), 1.0)
 
         # targets: the (n-step) return, bootstrapped from the true successor
         window = jax.vmap(returns.n_step, (0, 0, 0, None, 0))(

@@ -1,5 +1,7 @@
 """PPO: its losses by hand, one whole `learn` against float64 NumPy with numerical gradients, and what it promises."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -29,6 +31,7 @@ def spec(discrete, **changes):
     return made._replace(**changes)
 
 
+@functools.cache
 def build(discrete, **fields):
     """(agent, hp, state): a policy that depends on its observation, statistics of a few made-up samples."""
     own = {
@@ -42,6 +45,7 @@ def build(discrete, **fields):
     own |= {"normalize_obs": True, "normalize_reward": True}
     static, hp = config.partition(ppo.Config(**own | HP | fields))
     agent = ppo.make(static, spec(discrete))
+    agent = agent._replace(learn=jax.jit(agent.learn))
     state = agent.init(hp, jax.random.key(3))
     policy = state.params["params"]["policy"]
     policy["kernel"] *= 100.0  # which starts near 0, and with it the gradient of what is below
@@ -172,7 +176,7 @@ def test_learn_is_numpys(discrete):
     np.testing.assert_allclose(r.extras["log_prob"], log_prob, rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(r.extras["value"], value, rtol=1e-5, atol=1e-6)
 
-    new, metrics = jax.jit(agent.learn)(hp, state, r, jax.random.key(0), jnp.uint32(0))
+    new, metrics = agent.learn(hp, state, r, jax.random.key(0), jnp.uint32(0))
     got = flat(new.params)
     assert got.keys() == want.keys()
     for name in want:
@@ -211,7 +215,7 @@ def test_what_weighs_nothing_changes_nothing(discrete, junk):
     """Reward, successor, action and observation of a quarantined step; the observation acted on is finite by contract."""
     agent, hp, state = build(discrete)
     r = rollout_of(agent, hp, state)
-    learn = jax.jit(agent.learn)
+    learn = agent.learn
     want = learn(hp, state, r, jax.random.key(0), jnp.uint32(0))
     raw = r.extras["raw_action"]
     extras = {**r.extras, "raw_action": raw.at[1, 0].set((1 - raw[1, 0]).astype(raw.dtype))}
@@ -229,7 +233,7 @@ def test_what_weighs_nothing_changes_nothing(discrete, junk):
 @pytest.mark.parametrize("normalised", [True, False])
 def test_reward_normalisation_removes_the_scale(normalised):
     agent, hp, state = build(False, normalize_reward=normalised)
-    learn = jax.jit(agent.learn)
+    learn = agent.learn
     small, large = (
         learn(hp, state, rollout_of(agent, hp, state, scale), jax.random.key(0), jnp.uint32(0))[0] for scale in (1.0, 1000.0)
     )
@@ -244,15 +248,15 @@ def test_the_first_ratio_is_one_and_statistics_move():
     """With lr 0 the policy stays, so that every ratio is a first one; with another lr the same metrics are not 0."""
     trainer = rlx.make(
         "ppo", "gymnax/Pendulum-v1", num_envs=4, rollout_length=16, num_epochs=2, num_minibatches=2, hidden_sizes=(8,),
-        normalize_obs=True, normalize_reward=False, clip_eps=1e-4,
+        normalize_obs=True, normalize_reward=True, clip_eps=1e-4,
     )  # fmt: skip
     carry = trainer.init(2, hp={"lr": [0.0, 1e-2]})
     carry, metrics = trainer.run(carry, 5 * trainer.steps_per_iteration, points=5)
     held, moved = metrics["approx_kl"][:2], metrics["approx_kl"][2:]
-    assert np.abs(held).max() < 1e-6 < 1e-5 < moved.min()
+    assert np.abs(held).max() < 1e-8 < 1e-6 < moved.min()
     assert metrics["clip_fraction"][:2].max() == 0.0 < metrics["clip_fraction"][2:].min()
     np.testing.assert_array_equal(carry.runs.agent.obs_stats.count, np.full(4, 5.0 * 64))
-    assert np.abs(carry.runs.agent.obs_stats.mean).min() > 1e-4
+    assert np.abs(carry.runs.agent.obs_stats.var - 1.0).min() > 0.1  # normalisation is not the identity
 
 
 @forms
@@ -281,7 +285,7 @@ def test_an_epoch_uses_every_sample_once():
         agent, hp, state = build(False, num_minibatches=minibatches, num_epochs=epochs, lr=0.0)
         r = rollout_of(agent, hp, state)
         r = r.replace(weight=jnp.ones((T, N)), reward=jnp.nan_to_num(r.reward), next_obs=jnp.nan_to_num(r.next_obs))
-        _, metrics = jax.jit(agent.learn)(hp, state, r, jax.random.key(0), jnp.uint32(0))
+        _, metrics = agent.learn(hp, state, r, jax.random.key(0), jnp.uint32(0))
         assert metrics["updates"] == epochs * minibatches
         means.append(metrics["value_loss"])
     np.testing.assert_allclose(*means, rtol=1e-5)
@@ -290,7 +294,7 @@ def test_an_epoch_uses_every_sample_once():
 def test_images_are_not_normalised():
     static, hp = config.partition(ppo.Config(hidden_sizes=(4,), normalize_obs=True))
     image = spec(True, obs_shape=(4, 4, 1), obs_dtype=jnp.dtype("uint8"))
-    assert ppo.make(static, image).init(hp, jax.random.key(0)).obs_stats is None
+    assert jax.eval_shape(ppo.make(static, image).init, hp, jax.random.key(0)).obs_stats is None
 
 
 def test_minibatches_must_divide():

@@ -123,7 +123,7 @@ def test_make():
     for wrong in ("ConstantRewrd", "ConstantReward-discrete", "ConstantReward-", ""):
         with pytest.raises(RlxError, match="unknown environment"):
             probes.make(wrong)
-    with pytest.raises(RlxError, match="did you mean 'DelayedCredit-continuous'"):
+    with pytest.raises(RlxError, match="did you mean 'probe/DelayedCredit-continuous'"):
         probes.make("DelayedCredit-continous")
 
 
