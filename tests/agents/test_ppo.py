@@ -215,27 +215,26 @@ def test_what_weighs_nothing_changes_nothing(discrete, junk):
     """Reward, successor, action and observation of a quarantined step; the observation acted on is finite by contract."""
     agent, hp, state = build(discrete)
     r = rollout_of(agent, hp, state)
-    learn = agent.learn
-    want = learn(hp, state, r, jax.random.key(0), jnp.uint32(0))
+    want = agent.learn(hp, state, r, jax.random.key(0), jnp.uint32(0))
     raw = r.extras["raw_action"]
     extras = {**r.extras, "raw_action": raw.at[1, 0].set((1 - raw[1, 0]).astype(raw.dtype))}
     other = r.replace(
         obs=r.obs.at[1, 0].set(7.0), reward=r.reward.at[1, 0].set(junk), next_obs=r.next_obs.at[1, 0].set(junk), extras=extras
     )
-    got = learn(hp, state, other, jax.random.key(0), jnp.uint32(0))
+    got = agent.learn(hp, state, other, jax.random.key(0), jnp.uint32(0))
     jax.tree.map(np.testing.assert_array_equal, got, want)
     assert all(np.isfinite(x).all() for x in jax.tree.leaves(want))
     heavy = other.replace(weight=jnp.ones((T, N)), reward=other.reward.at[1, 0].set(5.0), next_obs=r.obs)
-    changed = learn(hp, state, heavy, jax.random.key(0), jnp.uint32(0))[0].params
+    changed = agent.learn(hp, state, heavy, jax.random.key(0), jnp.uint32(0))[0].params
     assert not all(np.array_equal(a, b) for a, b in zip(*map(jax.tree.leaves, (changed, want[0].params)), strict=True))
 
 
 @pytest.mark.parametrize("normalised", [True, False])
 def test_reward_normalisation_removes_the_scale(normalised):
     agent, hp, state = build(False, normalize_reward=normalised)
-    learn = agent.learn
     small, large = (
-        learn(hp, state, rollout_of(agent, hp, state, scale), jax.random.key(0), jnp.uint32(0))[0] for scale in (1.0, 1000.0)
+        agent.learn(hp, state, rollout_of(agent, hp, state, scale), jax.random.key(0), jnp.uint32(0))[0]
+        for scale in (1.0, 1000.0)
     )
     gap = max(np.abs(a - b).max() for a, b in zip(*map(jax.tree.leaves, (small.params, large.params)), strict=True))
     assert gap < 1e-4 if normalised else gap > 1e-2

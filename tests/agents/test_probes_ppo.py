@@ -28,13 +28,7 @@ ANNEALED = ((1e-2, 100), (1e-3, 300), (1e-4, 200), (2e-5, 200))  # learning rate
 SHORT = ((1e-2, 60), (1e-3, 40))  # for the convolution, which is slow on a CPU
 UNVISITED = {"DelayedCredit": (1, 3)}  # rows of the solution with credit 0, which the best action never leaves
 SCALAR = tuple(name for name in probes.NAMES if not name.startswith("VectorReward"))
-FAST = {
-    "Truncation",
-    "DelayedCredit",
-    "IntegerObservation",
-    "DelayedCredit-continuous",
-    "AsymmetricBounds-continuous",
-}  # a program each
+FAST = {"Truncation", "IntegerObservation", "DelayedCredit-continuous", "AsymmetricBounds-continuous"}  # a program each
 every = pytest.mark.parametrize("name", [n if n in FAST else pytest.param(n, marks=pytest.mark.slow) for n in SCALAR])
 
 
@@ -73,7 +67,7 @@ def test_values(name):
     assert error.max() <= TOLERANCE, f"V = {values[0].mean(0)}, not {solution.value}: errors {error.max(0)}"
 
 
-@pytest.mark.parametrize("name", [n if n in FAST else pytest.param(n, marks=pytest.mark.slow) for n in SCALAR])
+@every
 def test_actions(name):
     solution, _, actions = solved(name)
     if solution.action is None:
