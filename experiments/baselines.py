@@ -55,7 +55,7 @@ BASELINES = {
         {"preset": "brax"},
     ),
     "sac-inverted-double-pendulum": Baseline(
-        "sac", "brax/inverted_double_pendulum", {"smoke": 8_000, "cpu": 40_000, "paper": 1_000_000},
+        "sac", "brax/inverted_double_pendulum", {"smoke": 8_000, "cpu": 400_000, "paper": 1_000_000},
         {"smoke": 2, "cpu": 4, "paper": 10}, {"preset": "brax"},
     ),
 }  # fmt: skip

@@ -24,6 +24,7 @@ Entropies are in nats over the action in [-1, 1]^d. Defaults against their sourc
 | hidden_sizes, activation | (256, 256), relu | same |
 | updates_per_step | 1 | 1 |
 | target_entropy | -dim(A) | same |
+| normalize_obs | False | not in the paper; Brax's SAC does it |
 | num_envs x rollout_length | 1 x 1 | same |
 | learning_starts | 1000 | not in the table (authors' code: 1000 for most tasks) |
 | temperature | 1.0 | initial value, not in the table (authors' code: 1.0) |
@@ -45,13 +46,16 @@ import optax
 from flax import struct
 
 from rlx import config as base
-from rlx import counters, replay, returns
+from rlx import counters, normalize, replay, returns
 from rlx.config import Traced
 from rlx.distributions import TanhNormal
 from rlx.envs.vector import mask
 from rlx.errors import RlxError
 from rlx.networks import MLP, Torso, ensemble
 from rlx.types import HP, Agent, EnvSpec, PyTree, Transition
+
+# for CPUs: widths 64, a small replay
+_SMALL = {"hidden_sizes": (64, 64), "batch_size": 128, "replay_capacity": 100_000, "actor_lr": 1e-3, "critic_lr": 1e-3}
 
 
 @dataclass(frozen=True)
@@ -66,6 +70,7 @@ class Config(base.Config):
     target_period: int = 1  # updates between two steps of the target critics
     hidden_sizes: tuple[int, ...] = (256, 256)  # widths of actor and critics
     activation: Literal["relu", "tanh", "elu", "silu", "gelu"] = "relu"  # of every hidden layer
+    normalize_obs: bool = False  # by running mean and variance (vectors only)
     target_entropy: float | None = None  # nats over the action in [-1, 1]; None: -dim(A)
     actor_lr: Traced[float] = 3e-4  # Adam's step size, actor
     critic_lr: Traced[float] = 3e-4  # Adam's step size, critics
@@ -76,16 +81,9 @@ class Config(base.Config):
 
     presets: ClassVar[dict[str, dict[str, Any]]] = {
         "default": {},
-        # widths 64 and a small replay: classic control on a CPU
-        "small": {
-            "hidden_sizes": (64, 64),
-            "batch_size": 128,
-            "replay_capacity": 100_000,
-            "actor_lr": 1e-3,
-            "critic_lr": 1e-3,
-        },
-        # 16 environments and larger, rarer updates: physics on a CPU
-        "brax": {"num_envs": 16, "updates_per_step": 0.5, "replay_capacity": 200_000, "learning_starts": 4_000},
+        "small": _SMALL,
+        # physics on a CPU: 16 environments, half an update per step, normalised observations
+        "brax": _SMALL | {"num_envs": 16, "updates_per_step": 0.5, "learning_starts": 4_000, "normalize_obs": True},
     }
 
 
@@ -104,6 +102,7 @@ class Learner(struct.PyTreeNode):
 class State(struct.PyTreeNode):
     learner: Learner
     replay: PyTree
+    obs_stats: normalize.Stats | None = None
 
 
 class Features(nn.Module):
@@ -207,18 +206,24 @@ def make(config: Config, spec: EnvSpec) -> Agent:
             "obs": obs, "action": action, "reward": jnp.zeros(()), "next_obs": obs,
             "terminated": jnp.zeros((), bool), "truncated": jnp.zeros((), bool), "weight": jnp.zeros(()),
         }  # fmt: skip
-        return State(learner, replay.init(item, c.replay_capacity))
+        vector = jnp.issubdtype(spec.obs_dtype, jnp.floating) and len(spec.obs_shape) == 1
+        stats = normalize.init(spec.obs_shape) if c.normalize_obs and vector else None
+        return State(learner, replay.init(item, c.replay_capacity), stats)
+
+    def normalised(stats: normalize.Stats | None, obs: jax.Array) -> jax.Array:
+        return obs if stats is None else normalize.normalize(stats, obs)
 
     def act(hp: HP, state: State, memory: tuple, obs: jax.Array, key: jax.Array, i: jax.Array) -> tuple:
         explore = lambda: jax.random.uniform(key, (spec.action_dim,), minval=-1.0, maxval=1.0)
-        sample = lambda: policy(state.learner.actor, obs).sample(seed=key)
+        sample = lambda: policy(state.learner.actor, normalised(state.obs_stats, obs)).sample(seed=key)
         return jax.lax.cond(i < num_random, explore, sample), memory, ()
 
     def greedy(hp: HP, state: State, memory: tuple, obs: jax.Array, key: jax.Array) -> tuple:
-        return policy(state.learner.actor, obs).mode(), memory
+        return policy(state.learner.actor, normalised(state.obs_stats, obs)).mode(), memory
 
     def value(hp: HP, state: State, obs: jax.Array) -> jax.Array:
         """The soft value, over 64 actions drawn with a fixed key."""
+        obs = normalised(state.obs_stats, obs)
         actions, log_prob = jax.vmap(lambda k: policy(state.learner.actor, obs).sample_and_log_prob(seed=k))(
             jax.random.split(jax.random.key(0), 64)
         )
@@ -278,12 +283,17 @@ def make(config: Config, spec: EnvSpec) -> Agent:
         data = replay.insert(state.replay, items, replay.position(i, per_iteration, c.replay_capacity))
         size = replay.size(i + 1, per_iteration, c.replay_capacity)
         head = replay.position(i + 1, per_iteration, c.replay_capacity)
+        stats = state.obs_stats
+        if stats is not None:
+            flat = rollout.obs.reshape(per_iteration, *spec.obs_shape)
+            stats = normalize.update(stats, flat, rollout.weight.reshape(per_iteration))
 
         def one(learner: Learner, u: jax.Array) -> tuple[Learner, dict]:
             k = jax.random.fold_in(key, u)
             batch = replay.sample_windows(
                 data, jax.random.fold_in(k, 0), c.batch_size, head, size, c.num_envs, c.n_step
             )  # fmt: skip
+            batch |= {name: normalised(stats, batch[name]) for name in ("obs", "next_obs")}
             sync = counters.period_elapsed(i - jnp.uint32(start), num_updates, u, c.target_period)
             return update(hp, learner, batch, sync, jax.random.fold_in(k, 1))
 
@@ -295,6 +305,6 @@ def make(config: Config, spec: EnvSpec) -> Agent:
             return learner, jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), jax.eval_shape(train, learner)[1])
 
         learner, metrics = jax.lax.cond(i >= start, train, wait, state.learner)
-        return State(learner, data), metrics
+        return State(learner, data, stats), metrics
 
     return Agent(init, lambda hp, state, key: (), act, greedy, learn, c.num_envs, c.rollout_length, value)
