@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from gymnax.environments.environment import Environment
@@ -21,7 +22,7 @@ def ids() -> list[str]:
     return [f"{suite}/{task}" for suite, names in tasks.items() for task in names]
 
 
-MAKERS = {"brax": brax.make, "gymnax": gymnax.make, "probe": probes.make}
+MAKERS: dict[str, Callable[..., Environment]] = {"brax": brax.make, "gymnax": gymnax.make, "probe": probes.make}
 
 
 def make(env_id: str, **options: Any) -> Environment:

@@ -49,7 +49,7 @@ def state_dtypes(env: Environment, params: PyTree) -> PyTree:
 
     reset, step = jax.eval_shape(both, jax.random.key(0), params)
     shapes = [jax.tree.map(jnp.shape, s) for s in (reset, step)]
-    if jax.tree.structure(reset) != jax.tree.structure(step) or shapes[0] != shapes[1]:
+    if shapes[0] != shapes[1]:
         raise RlxError(f"{env.name}: the state of step_env differs in structure or shape from that of reset_env")
     is_key = lambda x: jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
     return jax.tree.map(lambda a, b: a.dtype if is_key(a) else jnp.promote_types(a.dtype, b.dtype), reset, step)

@@ -58,7 +58,7 @@ class Brax(environment.Environment):
             raise unknown("environment", f"brax/{task}", [f"brax/{t}" for t in tasks])
         if backend not in BACKENDS:
             raise unknown(f"backend of brax/{task}", backend, BACKENDS)
-        valid = [p for p in inspect.signature(tasks[task].__init__).parameters if p not in ("self", "kwargs", "backend")]
+        valid = [p for p in inspect.signature(tasks[task]).parameters if p not in ("kwargs", "backend")]
         for option in options:
             if option not in (*valid, "n_frames"):
                 raise RlxError(f"unknown option {option!r} of brax/{task}: {nearest(option, [*valid, 'max_steps'])}")

@@ -28,8 +28,8 @@ def make(task: str, **options: Any) -> environment.Environment:
         raise RlxError(f"gymnax/{task} downloads its data when built, which rlx does not do: build it and pass the object")
     if task not in tasks:
         raise unknown("environment", f"gymnax/{task}", [f"gymnax/{t}" for t in tasks])
-    signature = inspect.signature(tasks[task].__init__).parameters.values()
-    valid = [p.name for p in signature if p.name != "self" and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    signature = inspect.signature(tasks[task]).parameters.values()
+    valid = [p.name for p in signature if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
     for option in options:
         if option not in valid:
             raise RlxError(f"unknown option {option!r} of gymnax/{task}: {nearest(option, valid)}")
