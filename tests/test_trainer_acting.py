@@ -71,8 +71,8 @@ def test_sac_acts_uniformly_until_learning_starts():
     unit = (early - np.float32([-1, -4])) / np.float32([4, 2])
     np.testing.assert_allclose(np.quantile(unit, [0.1, 0.5, 0.9], axis=(0, 1)), np.outer([0.1, 0.5, 0.9], [1, 1]), atol=0.03)
     i = lambda n: np.asarray(t.act(carry.replace(i=jnp.uint32(n)), obs, jax.random.key(0)))
-    np.testing.assert_array_equal(i(8), early)  # iteration 9 ends at 20 steps
-    assert (i(9) != early).any()
+    np.testing.assert_array_equal(i(9), early)  # iteration 9 ends at 20 steps: it acts, then makes the first update
+    assert (i(10) != early).any()
 
 
 def test_an_agent_without_a_critic_has_no_values():
