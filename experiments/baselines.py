@@ -125,11 +125,10 @@ def main() -> None:
         rows |= {name: row}
         table = pd.DataFrame([rows.get(n, {"baseline": n}) for n in BASELINES])
         table.to_csv(stored, index=False)  # after each baseline, so that an interruption loses at most one
-        not_run = table["seconds"].isna()
-        shown = table.round(1).astype(object)
-        shown.loc[not_run, "agent":] = "not run here"  # type: ignore[misc]
-        (out / "table.md").write_text(report.to_markdown(shown.set_index("baseline")))
-        print(report.to_markdown(shown.set_index("baseline")))
+        shown = table.set_index("baseline").round(1).astype(object)
+        shown[table["seconds"].isna().to_numpy()] = "not run here"
+        (out / "table.md").write_text(report.to_markdown(shown))
+        print(report.to_markdown(shown))
 
 
 if __name__ == "__main__":

@@ -184,9 +184,8 @@ def test_every_preset_is_valid(cls):
 
 def test_a_class_without_source():
     """As in an interactive session: no help texts, everything else works."""
-    scope: dict[str, Any] = {"config": config, "Traced": Traced, "dataclass": dataclass, "__name__": "rlx"}
-    exec("@dataclass(frozen=True)\nclass C(config.Config):\n    lr: Traced[float] = 0.5  # lost\n    n: int = 1\n", scope)
-    C = scope["C"]
+    members = {"__annotations__": {"lr": Traced[float], "n": int}, "lr": 0.5, "n": 1, "__module__": "rlx"}
+    C = dataclass(frozen=True)(type("C", (config.Config,), members))
     assert {n: (f.traced, f.help) for n, f in config.fields(C).items()} == {"lr": (True, ""), "n": (False, "")}
     static, hp = config.partition(C(lr=2.0, n=7))
     assert static == C(n=7) and hp["lr"] == 2.0

@@ -198,7 +198,7 @@ def test_agent_view():
         assert start.shape == obs.shape == (2,)
         np.testing.assert_array_equal(obs, [-bound, bound / 2])
         np.testing.assert_array_equal(state.action, [[-bound], [bound / 2]])
-    assert first_obs._cache_size() == 1  # type: ignore[attr-defined]
+    assert first_obs._cache_size() == 1
 
     discrete = AgentView(envs.make("probe/IntegerObservation"))
     assert discrete.action_space(discrete.default_params).n == 3
@@ -273,7 +273,7 @@ def test_time_limit_is_traced_and_the_inner_one_holds():
     params = env.default_params.replace(env=inner([5, 5, 5]), max_steps_in_episode=jnp.array([1, 3, 8], jnp.int32))
     np.testing.assert_array_equal(first(params), [1, 3, 5])
     np.testing.assert_array_equal(first(params.replace(env=inner([5, 2, 7]))), [1, 2, 7])
-    assert first._cache_size() == 1  # type: ignore[attr-defined]
+    assert first._cache_size() == 1
 
 
 def test_time_limit_never_terminates():
