@@ -105,17 +105,10 @@ class State(struct.PyTreeNode):
     obs_stats: normalize.Stats | None = None
 
 
-class Features(nn.Module):
-    """Vectors as they are, boards and images through a convolutional torso."""
-
-    config: Config
-    spec: EnvSpec
-
-    @nn.compact
-    def __call__(self, obs: jax.Array) -> jax.Array:
-        if len(self.spec.obs_shape) == 1:
-            return obs.astype(jnp.float32)
-        return Torso(self.config.hidden_sizes[:1], self.config.activation, obs_shape=self.spec.obs_shape)(obs)
+def features(config: Config, spec: EnvSpec) -> Torso:
+    """Vectors as they are; boards and images through convolutions and one dense layer."""
+    sizes = () if len(spec.obs_shape) == 1 else config.hidden_sizes[:1]
+    return Torso(sizes, config.activation, obs_shape=spec.obs_shape)
 
 
 class Actor(nn.Module):
@@ -126,7 +119,7 @@ class Actor(nn.Module):
 
     @nn.compact
     def __call__(self, obs: jax.Array) -> TanhNormal:
-        x = MLP(self.config.hidden_sizes, self.config.activation)(Features(self.config, self.spec)(obs))
+        x = MLP(self.config.hidden_sizes, self.config.activation)(features(self.config, self.spec)(obs))
         loc = nn.Dense(self.spec.action_dim, name="loc")(x)
         log_std = jnp.clip(nn.Dense(self.spec.action_dim, name="log_std")(x), -20.0, 2.0)
         return TanhNormal(loc, jnp.exp(log_std))
@@ -140,7 +133,7 @@ class Critic(nn.Module):
 
     @nn.compact
     def __call__(self, obs: jax.Array, action: jax.Array) -> jax.Array:
-        x = jnp.concatenate([Features(self.config, self.spec)(obs), action], axis=-1)
+        x = jnp.concatenate([features(self.config, self.spec)(obs), action], axis=-1)
         return nn.Dense(1, name="q")(MLP(self.config.hidden_sizes, self.config.activation)(x))[..., 0]
 
 
@@ -190,7 +183,7 @@ def make(config: Config, spec: EnvSpec) -> Agent:
     actor, critic = Actor(c, spec), ensemble(Critic, 2)(c, spec)
     policy: Callable[..., Any] = actor.apply
     q_values: Callable[..., Any] = critic.apply
-    adam = lambda lr: optax.adam(lr)
+    adam = optax.adam
 
     def init(hp: HP, key: jax.Array) -> State:
         obs, action = jnp.zeros(spec.obs_shape, spec.obs_dtype), jnp.zeros(spec.action_dim)
@@ -273,10 +266,9 @@ def make(config: Config, spec: EnvSpec) -> Agent:
 
         tau = jnp.where(sync, hp["tau"], 0.0)
         target_params = jax.tree.map(lambda t, o: t + tau * (o - t), learner.target, critic_params)
-        metrics = {
-            "critic_loss": q_loss, "actor_loss": pi_loss, "q": q_mean, "entropy": -log_prob.mean(), "temperature": alpha,
-        }  # fmt: skip
-        return Learner(actor_params, critic_params, target_params, log_alpha, actor_opt, critic_opt, alpha_opt), metrics
+        learner = Learner(actor_params, critic_params, target_params, log_alpha, actor_opt, critic_opt, alpha_opt)
+        metrics = {"critic_loss": q_loss, "actor_loss": pi_loss, "q": q_mean, "entropy": -log_prob.mean()}
+        return learner, metrics | {"temperature": alpha}
 
     def learn(hp: HP, state: State, rollout: Transition, key: jax.Array, i: jax.Array) -> tuple[State, dict]:
         items = {name: getattr(rollout, name) for name in state.replay}
@@ -290,9 +282,7 @@ def make(config: Config, spec: EnvSpec) -> Agent:
 
         def one(learner: Learner, u: jax.Array) -> tuple[Learner, dict]:
             k = jax.random.fold_in(key, u)
-            batch = replay.sample_windows(
-                data, jax.random.fold_in(k, 0), c.batch_size, head, size, c.num_envs, c.n_step
-            )  # fmt: skip
+            batch = replay.sample_windows(data, jax.random.fold_in(k, 0), c.batch_size, head, size, c.num_envs, c.n_step)
             batch |= {name: normalised(stats, batch[name]) for name in ("obs", "next_obs")}
             sync = counters.period_elapsed(i - jnp.uint32(start), num_updates, u, c.target_period)
             return update(hp, learner, batch, sync, jax.random.fold_in(k, 1))

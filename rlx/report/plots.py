@@ -49,10 +49,11 @@ def learning_curve(
     _style(axes)
     for j, (label, table) in enumerate(curves):
         _draw(axes, label, table, PALETTE[j % len(PALETTE)], DASHES[j // len(PALETTE) % len(DASHES)])
-    for name, value in (references or {}).items():
+    for j, (name, value) in enumerate(sorted((references or {}).items(), key=lambda item: item[1])):
         axes.axhline(value, color=GREY, linewidth=1, linestyle=(0, (4, 3)), zorder=1)
         frame = axes.get_yaxis_transform()  # x as a fraction of the axes, y in data
-        axes.annotate(name, (1, value), (-2, 3), frame, "offset points", ha="right", fontsize=8, color=GREY)
+        x, offset, align = ((1, (-2, 3), "right"), (0, (2, 3), "left"))[j % 2]  # neighbours on opposite sides
+        axes.annotate(name, (x, value), offset, frame, "offset points", ha=align, fontsize=8, color=GREY)
     axes.set_xlim(left=0)
     if not any(np.isfinite(table.to_numpy()).any() for _, table in curves):
         axes.text(0.5, 0.5, f"no finite {metric}", transform=axes.transAxes, ha="center", color=GREY)

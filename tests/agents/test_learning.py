@@ -1,4 +1,4 @@
-"""The agents reach their baselines' scores on classic control. Slow: minutes each."""
+"""The agents reach their baselines' scores on classic control and Brax. Slow: minutes each."""
 
 import numpy as np
 import pytest
@@ -11,7 +11,12 @@ pytestmark = pytest.mark.slow
 
 @pytest.mark.parametrize(
     ("name", "env", "steps", "seeds", "aim"),
-    [("ppo-cartpole", "gymnax/CartPole-v1", 300_000, 8, 475.0), ("sac-pendulum", "gymnax/Pendulum-v1", 20_000, 6, -180.0)],
+    [
+        ("ppo-cartpole", "gymnax/CartPole-v1", 300_000, 8, 475.0),
+        ("sac-pendulum", "gymnax/Pendulum-v1", 20_000, 6, -180.0),
+        ("ppo-hopper", "brax/hopper", 2_000_000, 4, 1154.0),  # 10 x random (115), above standing still (989)
+        ("sac-double-pendulum", "brax/inverted_double_pendulum", 80_000, 6, 1678.0),  # 10 x random (168), above still (350)
+    ],
 )
 def test_baseline(name, env, steps, seeds, aim):
     """The interquartile mean over seeds of the last evaluation, of 16 episodes each."""
