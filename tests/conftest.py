@@ -1,12 +1,17 @@
 """Shared fixtures. Two virtual CPU devices and a persistent compilation cache, set before jax is imported."""
 
 import os
+from pathlib import Path
 
 os.environ["XLA_FLAGS"] = (os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=2").strip()
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import jax
 import pytest
+
+# The asserts of what tests share show their values too; before any test imports it.
+for path in Path(__file__).parent.rglob("*_support.py"):
+    pytest.register_assert_rewrite(".".join(path.relative_to(Path(__file__).parents[1]).with_suffix("").parts))
 
 
 @pytest.fixture

@@ -270,6 +270,7 @@ def test_damaged_runs(capfd, tmp_path, monkeypatch, run, name):
 )
 def test_bad_evaluation(capfd, tmp_path, monkeypatch, run, argv, words):
     monkeypatch.chdir(tmp_path)
+    rlx.load(run).carry("last")  # the copies to the device that the first restoring of a process compiles
     bad(capfd, ["evaluate", str(run), *argv], *words)
 
 
