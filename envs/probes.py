@@ -288,6 +288,7 @@ PROBES: dict[str, type[Probe]] = {probe.__name__: probe for probe in (
     IntegerObservation, BoardObservation, AsymmetricBounds, VectorReward,
 )}  # fmt: skip
 NAMES: tuple[str, ...] = tuple(name + form for name in PROBES for form in ("", "-continuous"))
+tasks = lambda: NAMES
 
 
 def make(name: str, **options: object) -> Probe:
@@ -296,5 +297,4 @@ def make(name: str, **options: object) -> Probe:
         raise unknown("environment", f"probe/{name}", [f"probe/{n}" for n in NAMES])
     if options:
         raise RlxError(f"probe/{name} takes no options, but {', '.join(options)} was given")
-    base, _, form = name.partition("-")
-    return PROBES[base](continuous=bool(form))
+    return PROBES[name.removesuffix("-continuous")](continuous=name.endswith("-continuous"))

@@ -2,35 +2,52 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+import importlib
+import importlib.util
+from collections.abc import Iterable
+from typing import Any, NamedTuple
 
 from gymnax.environments.environment import Environment
 
-from rlx.envs import probes
-from rlx.envs.adapters import brax, gymnax
-from rlx.errors import unknown
+from rlx.errors import RlxError, unknown
 
 
-def ids() -> list[str]:
-    """Every environment that `make` knows here."""
-    tasks = {
-        "brax": brax.brax_envs(),
-        "gymnax": gymnax.gymnax_envs(),
-        "probe": probes.NAMES,
-    }
-    return [f"{suite}/{task}" for suite, names in tasks.items() for task in names]
+class Suite(NamedTuple):
+    """`module` has `tasks()`, the names it knows, and `make(task, **options)`; `packages` are what it imports."""
+
+    module: str
+    packages: tuple[str, ...] = ()
+    extra: str | None = None  # of rlx, that installs the packages; None: always installed
 
 
-MAKERS: dict[str, Callable[..., Environment]] = {"brax": brax.make, "gymnax": gymnax.make, "probe": probes.make}
+SUITES = {
+    "gymnax": Suite("rlx.envs.adapters.gymnax"),
+    "brax": Suite("rlx.envs.adapters.brax"),
+    "probe": Suite("rlx.envs.probes"),
+}
 
 
-def make(env_id: str, **options: Any) -> Environment:
+def installed(suite: str) -> bool:
+    return all(importlib.util.find_spec(package) for package in SUITES[suite].packages)
+
+
+def ids(suites: Iterable[str] | None = None) -> list[str]:
+    """Every environment that `make` knows here, of the given suites or of all that are installed."""
+    suites = [s for s in SUITES if installed(s)] if suites is None else suites
+    return [f"{suite}/{task}" for suite in suites for task in importlib.import_module(SUITES[suite].module).tasks()]
+
+
+def make(env_id: str, /, **options: Any) -> Environment:
     """The environment of that id, in its native units, with constructor `options`.
 
-    Raises RlxError for an unknown id or option, naming the nearest valid one.
+    Raises RlxError for an unknown id or option, naming the nearest valid one, and for a suite that is not installed,
+    naming what installs it.
     """
     suite, _, task = env_id.partition("/")
-    if suite not in MAKERS or not task:
-        raise unknown("environment", env_id, ids())
-    return MAKERS[suite](task, **options)
+    if suite not in SUITES or not task:
+        extras = [f"{s}/{task}" for s in SUITES if SUITES[s].extra and task]  # not imported just to be listed
+        raise unknown("environment", env_id, ids(s for s in SUITES if not SUITES[s].extra) + extras)
+    if not installed(suite):
+        raise RlxError(f"{env_id} needs an extra: pip install 'rlx[{SUITES[suite].extra}]'")
+    environment: Environment = importlib.import_module(SUITES[suite].module).make(task, **options)
+    return environment

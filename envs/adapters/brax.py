@@ -39,7 +39,7 @@ class State:
     brax: Any
 
 
-def brax_envs() -> dict[str, type]:
+def tasks() -> dict[str, type]:
     """Brax's registry, imported on demand: importing brax takes seconds and prints about optional packages."""
     with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):  # mujoco prints what it lacks
         warnings.simplefilter("ignore")
@@ -51,14 +51,14 @@ class Brax(environment.Environment):
     """One Brax task. Actions in [-1, 1]; observations float32; reward and termination as the task defines them."""
 
     def __init__(self, task: str, backend: str = "spring", **options: Any):
-        tasks = brax_envs()
+        known = tasks()
         if task in LEFT_OUT:
             raise RlxError(f"brax/{task} is left out: {LEFT_OUT[task]}")
-        if task not in tasks:
-            raise unknown("environment", f"brax/{task}", [f"brax/{t}" for t in tasks])
+        if task not in known:
+            raise unknown("environment", f"brax/{task}", [f"brax/{t}" for t in known])
         if backend not in BACKENDS:
             raise unknown(f"backend of brax/{task}", backend, BACKENDS)
-        valid = [p for p in inspect.signature(tasks[task]).parameters if p not in ("kwargs", "backend")]
+        valid = [p for p in inspect.signature(known[task]).parameters if p not in ("kwargs", "backend")]
         for option in options:
             if option not in (*valid, "n_frames"):
                 raise RlxError(f"unknown option {option!r} of brax/{task}: {nearest(option, [*valid, 'max_steps'])}")
@@ -66,7 +66,7 @@ class Brax(environment.Environment):
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                self.brax = tasks[task](**self.options)
+                self.brax = known[task](**self.options)
                 obs = jax.eval_shape(self.brax.reset, jax.random.key(0)).obs
         except Exception as error:
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__

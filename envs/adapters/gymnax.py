@@ -13,7 +13,7 @@ from rlx.errors import RlxError, nearest, unknown
 NEEDS_DOWNLOAD = ("MNISTBandit-bsuite",)
 
 
-def gymnax_envs() -> dict[str, type]:
+def tasks() -> dict[str, type]:
     """gymnax's registry without what needs a download, imported on demand."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -23,14 +23,14 @@ def gymnax_envs() -> dict[str, type]:
 
 def make(task: str, **options: Any) -> environment.Environment:
     """`gymnax/TASK`; options are the constructor's arguments."""
-    tasks = gymnax_envs()
+    known = tasks()
     if task in NEEDS_DOWNLOAD:
         raise RlxError(f"gymnax/{task} downloads its data when built, which rlx does not do: build it and pass the object")
-    if task not in tasks:
-        raise unknown("environment", f"gymnax/{task}", [f"gymnax/{t}" for t in tasks])
-    signature = inspect.signature(tasks[task]).parameters.values()
+    if task not in known:
+        raise unknown("environment", f"gymnax/{task}", [f"gymnax/{t}" for t in known])
+    signature = inspect.signature(known[task]).parameters.values()
     valid = [p.name for p in signature if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
     for option in options:
         if option not in valid:
             raise RlxError(f"unknown option {option!r} of gymnax/{task}: {nearest(option, valid)}")
-    return tasks[task](**options)
+    return known[task](**options)

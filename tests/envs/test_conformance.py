@@ -19,7 +19,7 @@ from rlx.envs.wrappers import AgentView, episode_statistics, spec
 
 N, T = 8, 125
 BRAX = ("brax/hopper", "brax/inverted_pendulum")  # spring; hopper ends by itself, and its metrics are many
-IDS = [env_id for env_id in envs.ids() if not env_id.startswith("brax/")] + list(BRAX)
+IDS = [*envs.ids(("gymnax", "probe")), *BRAX]
 every = pytest.mark.parametrize("env_id", IDS)
 
 # How many start states there are, where they are few: fixed by the game, or one of a handful. Everywhere else starts
