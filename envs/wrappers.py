@@ -131,7 +131,7 @@ def decode(space: spaces.Space, action: jax.Array) -> jax.Array:
     low, high = (jnp.broadcast_to(jnp.asarray(b, jnp.float32), space.shape) for b in (space.low, space.high))
     unit = (action.reshape(space.shape) + 1.0) / 2.0
     native = jnp.clip(low + unit * (high - low), low, high)
-    return jnp.where(unit < 1.0, native, high).astype(space.dtype)  # +1 is the bound itself, whatever the rounding
+    return jnp.where(unit >= 1.0, high, native).astype(space.dtype)  # +1 is the bound itself, whatever the rounding
 
 
 class AgentView(Wrapper):

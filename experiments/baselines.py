@@ -84,7 +84,7 @@ def reference_return(trainer: rlx.Trainer, policy: str, episodes: int = 64) -> f
 
     agent = trainer.agent._replace(greedy=act)
     vec = vector.vectorise(wrappers.AgentView(trainer.env), episodes, auto_reset=False)
-    evaluate = jax.jit(lambda runs, key: evaluation.evaluate(agent, vec, (), spec.max_episode_steps or 1, runs, key))
+    evaluate = jax.jit(lambda runs, key: evaluation.evaluate(agent, vec, (), runs, key, jnp.int32(spec.max_episode_steps or 1)))
     return float(jnp.nanmean(evaluate(trainer.init(1).runs, jax.random.key(0))))
 
 

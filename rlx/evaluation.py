@@ -6,23 +6,27 @@ import jax
 import jax.numpy as jnp
 
 from rlx.loop import draw_memory
-from rlx.types import Agent, PyTree, Runs, VecEnv, keys_for, stream
+from rlx.types import STREAM_EVALUATE, Agent, PyTree, Runs, VecEnv, keys_for, stream
 
 _RESET, _MEMORY, _ACT, _STEP = range(4)
 
 
 def evaluate(
-    agent: Agent, vec: VecEnv, reward_shape: tuple[int, ...], max_episode_steps: int, runs: Runs, key: jax.Array
+    agent: Agent, vec: VecEnv, reward_shape: tuple[int, ...], runs: Runs, key: jax.Array, max_episode_steps: jax.Array
 ) -> jax.Array:
     """Undiscounted returns of one episode in each of vec's E environments -> float32 `[R, E]` or `[R, E, m]`.
 
-    Every run is evaluated with its own environment parameters and key `fold_in(key, seed)`, so that its returns do not
-    depend on its company. An episode that has not ended after `max_episode_steps`, or whose simulator emitted NaN, is
-    NaN: a partial return would pass for a bad one. `vec` must not reset by itself.
+    Every run is evaluated with its own environment parameters and with the evaluation stream of `fold_in(key, seed)`: its
+    returns do not depend on its company, and its episodes are not those of its training, whatever `key` is. An episode
+    that has not ended after `max_episode_steps`, or whose simulator emitted NaN, is NaN: a partial return would pass for a
+    bad one. `vec` must not reset by itself.
     """
 
+    def key_of(run: Runs) -> jax.Array:
+        return stream(jax.random.fold_in(key, run.seed), STREAM_EVALUATE)
+
     def begin(run: Runs) -> tuple[PyTree, jax.Array, PyTree, jax.Array, jax.Array]:
-        run_key = jax.random.fold_in(key, run.seed)
+        run_key = key_of(run)
         env, obs = vec.reset(stream(run_key, _RESET), run.env_params)
         memory = draw_memory(agent, run.hp, run.agent, stream(run_key, _MEMORY), vec.num_envs)
         alive = jnp.ones(vec.num_envs, bool)
@@ -30,7 +34,7 @@ def evaluate(
 
     def step(run: Runs, episode: tuple, t: jax.Array) -> tuple:
         env, obs, memory, alive, returns = episode
-        run_key = jax.random.fold_in(key, run.seed)
+        run_key = key_of(run)
         act_keys = keys_for(stream(run_key, _ACT, t), vec.num_envs)
         act = lambda memory, obs, k: agent.greedy(run.hp, run.agent, memory, obs, k)
         action, memory = jax.vmap(act)(memory, obs, act_keys)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import operator
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -29,9 +30,22 @@ def seeds(given: int | Sequence[int]) -> list[int]:
     return out
 
 
-def param_names(params: PyTree) -> list[str]:
-    """Names of an environment's parameters."""
-    return [f.name for f in dataclasses.fields(params)] if dataclasses.is_dataclass(params) else []
+def param_paths(params: PyTree) -> dict[str, tuple[str, ...]]:
+    """An environment's parameters by name -> where they are. What a wrapper holds under `env` is found by its own name;
+    of two equal names the outer one counts."""
+    if not dataclasses.is_dataclass(params):
+        return {}
+    own = {f.name: (f.name,) for f in dataclasses.fields(params)}
+    if not dataclasses.is_dataclass(getattr(params, "env", None)):
+        return own
+    del own["env"]
+    return {name: ("env", *path) for name, path in param_paths(params.env).items()} | own
+
+
+def replace(params: PyTree, path: tuple[str, ...], value: Any) -> PyTree:
+    """`params` with the field at `path` changed."""
+    name, *rest = path
+    return dataclasses.replace(params, **{name: replace(getattr(params, name), tuple(rest), value) if rest else value})
 
 
 def override(params: PyTree, changes: Any, env_name: str) -> PyTree:
@@ -44,10 +58,12 @@ def override(params: PyTree, changes: Any, env_name: str) -> PyTree:
                 f"env_params of {env_name} must be a mapping or {type(params).__name__}, not {type(changes).__name__}"
             )
         return changes
-    for name in changes:
-        if name not in param_names(params):
-            raise unknown(f"parameter of {env_name}", name, param_names(params))
-    return dataclasses.replace(params, **{n: param(params, n, array(n, v), env_name) for n, v in changes.items()})
+    paths = param_paths(params)
+    for name, value in changes.items():
+        if name not in paths:
+            raise unknown(f"parameter of {env_name}", name, paths)
+        params = replace(params, paths[name], param(params, name, array(name, value), env_name))
+    return params
 
 
 def array(name: str, value: Any) -> np.ndarray:
@@ -61,7 +77,7 @@ def array(name: str, value: Any) -> np.ndarray:
 def param(params: PyTree, name: str, given: np.ndarray, env_name: str, rows: bool = False) -> jax.Array:
     """The value (or `rows` of values) of one parameter in the dtype of its default, or RlxError if its shape differs from
     the default's, or its numbers would not survive the dtype."""
-    default = getattr(params, name)
+    default = functools.reduce(getattr, param_paths(params)[name], params)
     if dataclasses.is_dataclass(default):
         raise RlxError(f"{name} of {env_name} is a group of parameters: give a whole {type(params).__name__}")
     dtype, shape = jnp.asarray(default).dtype, jnp.shape(default)
@@ -97,9 +113,10 @@ def configurations(
             raise unknown("field", name, traced)
         if name not in traced:
             raise RlxError(f"{name} is static, so one program has one value of it; traced are {', '.join(traced)}")
+    paths = param_paths(params)
     for name in env_params:
-        if name not in param_names(params):
-            raise unknown(f"parameter of {env_name}", name, param_names(params))
+        if name not in paths:
+            raise unknown(f"parameter of {env_name}", name, paths)
     rows = {name: np.atleast_1d(array(name, values)) for name, values in {**hp, **env_params}.items()}
     lengths = {name: len(values) for name, values in rows.items()}
     if len(set(lengths.values())) > 1:
@@ -116,4 +133,6 @@ def configurations(
     hps |= {name: config_.as_array(fields[name], rows[name]) for name in hp}
     new = {name: param(params, name, rows[name], env_name, rows=True) for name in env_params}
     params = jax.tree.map(wide, params)
-    return c, hps, dataclasses.replace(params, **new) if new else params
+    for name, value in new.items():
+        params = replace(params, paths[name], value)
+    return c, hps, params

@@ -140,7 +140,7 @@ def segment(iterate: Iterate, population: Population | None, carry: Carry, so_fa
         runs, new = iterate(carry.runs, carry.i)
         pop = carry.pop
         if population is not None:
-            key = stream(jax.random.key(0), types.STREAM_POPULATION, carry.i)
+            key = jax.random.fold_in(jax.random.key(2), carry.i)  # another root than the runs': no seed shares its keys
             pop, runs = population(pop, runs, report(new)["episode_return"], key, carry.i)
         return Carry(carry.i + jnp.uint32(1), pop, runs), jax.tree.map(jnp.add, so_far, new)
 

@@ -17,7 +17,7 @@ from rlx import agents, checkpoint, envs, evaluation, footprint, grid, loop
 from rlx import config as config_
 from rlx.envs import vector, wrappers
 from rlx.errors import RlxError
-from rlx.types import Agent, Carry, PyTree, Runs, VecEnv, keys_for
+from rlx.types import STREAM_HOST, Agent, Carry, PyTree, Runs, VecEnv, keys_for, stream
 from rlx.versions import versions
 
 MAX_ITERATIONS = 2**32  # the counter is a uint32
@@ -182,7 +182,8 @@ class Trainer:
             return wrappers.decode(self.env.action_space(run.env_params), action)
 
         def batch(run: Runs, obs: PyTree) -> jax.Array:
-            keys = keys_for(jax.random.fold_in(key, run.seed), len(jax.tree.leaves(obs)[0]))
+            run_key = stream(jax.random.fold_in(key, run.seed), STREAM_HOST)
+            keys = keys_for(run_key, len(jax.tree.leaves(obs)[0]))
             return jax.vmap(lambda o, k: one(run, o, k))(obs, keys)
 
         return jax.vmap(batch)(carry.runs, obs)
@@ -204,12 +205,15 @@ class Trainer:
     def policy(self, carry: Carry, run: int = 0) -> Callable[[PyTree], jax.Array]:
         """The greedy policy of one run: native observation -> native action.
 
-        Encoding, normalisation, network and action scaling are all inside. It is jitted, and `jax.export` takes it.
+        Encoding, normalisation, network and action scaling are all inside. It is jitted, and `jax.export` takes it. Of the
+        agent's state it keeps what acting reads, not the replay.
         """
         if not 0 <= run < len(carry.runs.seed):
             raise RlxError(f"run={run} must be in [0, {len(carry.runs.seed)})")
-        one = (carry.runs.hp, carry.runs.agent, carry.runs.env_params)
-        hp, state, params = jax.tree.map(lambda x: jnp.copy(x[run]), one)
+        hp, state, params = carry.runs.hp, carry.runs.agent, carry.runs.env_params
+        hp, params = jax.tree.map(lambda x: jnp.copy(x[run]), (hp, params))
+        reads = self._greedy_reads(carry.runs)
+        state = jax.tree.map(lambda x, read: jnp.copy(x[run]) if read else jnp.zeros((), x.dtype), state, reads)
 
         def policy(obs: PyTree) -> jax.Array:
             key = jax.random.key(0)
@@ -219,27 +223,43 @@ class Trainer:
 
         return jax.jit(policy)
 
+    def _greedy_reads(self, runs: Runs) -> PyTree:
+        """Per leaf of the agent's state, whether greedy acting depends on it."""
+
+        def act(state: PyTree, hp: PyTree, obs: jax.Array, key: jax.Array) -> jax.Array:
+            return self.agent.greedy(hp, state, self.agent.memory(hp, state, key), obs, key)[0]
+
+        one = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), (runs.agent, runs.hp))
+        obs = jax.ShapeDtypeStruct(self.spec.obs_shape, self.spec.obs_dtype)
+        jaxpr = jax.make_jaxpr(act)(*one, obs, jax.random.key(0)).jaxpr
+        used = {id(v) for v in (*(v for eqn in jaxpr.eqns for v in eqn.invars), *jaxpr.outvars)}
+        leaves, treedef = jax.tree.flatten(runs.agent)
+        return treedef.unflatten([id(v) in used for v in jaxpr.invars[: len(leaves)]])
+
     def evaluate(
         self, carry: Carry, episodes: int, key: jax.Array | int = 0, max_episode_steps: int | None = None
     ) -> jax.Array:
         """Returns of exactly `episodes` greedy episodes of each run -> float32 `[R, episodes(, m)]`.
 
         Undiscounted, in native reward units. An episode that does not end within `max_episode_steps` (default: the
-        environment's own limit) is NaN.
+        environment's own limit, the longest of these runs) is NaN.
         """
-        limit = self.spec.max_episode_steps if max_episode_steps is None else max_episode_steps
-        if limit is None:
+        limit = max_episode_steps
+        if limit is None and self.spec.max_episode_steps is None:
             raise RlxError(f"{self.env_name} has no time limit of its own: give max_episode_steps")
+        if limit is None:
+            limit = int(jnp.max(getattr(carry.runs.env_params, "max_steps_in_episode", self.spec.max_episode_steps)))
         for name, value in (("episodes", episodes), ("max_episode_steps", limit)):
             if not isinstance(value, (int, np.integer)) or value < 1:
                 raise RlxError(f"{name}={value!r} must be a whole number >= 1")
-        key = jax.random.key(key) if isinstance(key, int) else key
-        return self._evaluator(int(episodes), int(limit))(carry.runs.replace(obs=(), env=(), memory=(), key=()), key)
+        key = jax.random.key(key) if isinstance(key, (int, np.integer)) else key
+        runs = carry.runs.replace(obs=(), env=(), memory=(), key=())
+        return self._evaluator(int(episodes))(runs, key, jnp.int32(limit))
 
-    def _compile_evaluation(self, episodes: int, limit: int) -> Callable[[Runs, jax.Array], jax.Array]:
+    def _compile_evaluation(self, episodes: int) -> Callable[[Runs, jax.Array, jax.Array], jax.Array]:
         vec: VecEnv = vector.vectorise(wrappers.AgentView(self.env), episodes, auto_reset=False)
         shape = self.spec.reward_shape
-        return jax.jit(lambda runs, key: evaluation.evaluate(self.agent, vec, shape, limit, runs, key))
+        return jax.jit(lambda runs, key, limit: evaluation.evaluate(self.agent, vec, shape, runs, key, limit))
 
     # --- disk --------------------------------------------------------------------------------------------------------
 

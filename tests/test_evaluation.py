@@ -140,9 +140,19 @@ def test_what_does_not_finish_is_nan():
     np.testing.assert_allclose(longer, [[by_hand(0.5, goal=8.0)], [by_hand(0.5)]], rtol=1e-5)
 
 
-def test_a_limit_of_a_run_beyond_the_default_is_unfinished():
-    returns = drift().evaluate(population(1, max_steps_in_episode=[6, 7]), 1)
-    np.testing.assert_array_equal(np.isnan(returns), [[False], [True]])
+def test_the_longest_limit_of_the_runs_holds():
+    returns = drift().evaluate(population(1, max_steps_in_episode=[6, 7]), 1)  # 6 is the default
+    assert np.isfinite(returns).all()
+
+
+@pytest.mark.parametrize("key", [0, 1])
+def test_evaluation_does_not_repeat_the_episodes_that_training_begins_with(key):
+    """Runs are rooted in key 0 too: without a stream of its own, evaluation would start from the same states."""
+    carry = population(3, spread=[1.0], max_steps_in_episode=[1])
+    starts = np.asarray(carry.runs.obs)[..., 1]
+    returns = np.asarray(drift().evaluate(carry, starts.shape[1], key))
+    first_rewards = np.vectorize(lambda x: by_hand(0.5, x, limit=1))(starts)
+    assert not np.isclose(returns[:, :, None], first_rewards[:, None, :], rtol=1e-4).any()
 
 
 def test_a_simulator_nan_is_nan():

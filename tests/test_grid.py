@@ -11,6 +11,7 @@ from flax import struct
 from rlx import config, grid
 from rlx.config import Traced
 from rlx.envs.vector import strong
+from rlx.envs.wrappers import TimedParams
 from rlx.errors import RlxError
 
 
@@ -96,7 +97,19 @@ def test_parameters_through_json_are_exact():
 
 
 def test_names():
-    assert grid.param_names(PARAMS) == ["gravity", "limit", "wind"] and grid.param_names(()) == []
+    assert list(grid.param_paths(PARAMS)) == ["gravity", "limit", "wind"] and grid.param_paths(()) == {}
+
+
+def test_names_reach_through_wrappers():
+    nested = TimedParams(TimedParams(PARAMS, 3), 7)
+    assert grid.param_paths(nested) == {
+        "gravity": ("env", "env", "gravity"), "limit": ("env", "env", "limit"), "wind": ("env", "env", "wind"),
+        "max_steps_in_episode": ("max_steps_in_episode",),
+    }  # fmt: skip
+    out = grid.override(nested, {"gravity": 1.0, "max_steps_in_episode": 9}, "e")
+    assert (out.env.env.gravity, out.env.max_steps_in_episode, out.max_steps_in_episode) == (1.0, 3, 9)
+    c, _, params = grid.configurations(Config(lr=0.125), nested, {}, {"limit": [1, 2]}, "e")
+    assert c == 2 and params.env.env.limit.tolist() == [1, 2] and params.max_steps_in_episode.tolist() == [7, 7]
 
 
 # --- configurations --------------------------------------------------------------------------------------------------------

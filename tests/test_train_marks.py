@@ -1,5 +1,6 @@
 """`rlx.train`: the rows of its table, and when it evaluates and logs, which changes nothing of what is learnt."""
 
+import functools
 import os
 
 import numpy as np
@@ -72,7 +73,7 @@ def test_returns_of_a_vector_reward():
 
 def test_an_evaluation_that_no_episode_finishes_counts():
     trainer = rlx.Trainer("ppo", CARTPOLE, env_params={"max_steps_in_episode": 1000}, **TINY)
-    trainer.spec = trainer.spec._replace(max_episode_steps=3)  # as if the limit were shorter than the episodes
+    trainer.evaluate = functools.partial(trainer.evaluate, max_episode_steps=3)  # shorter than the episodes
     result = train(trainer, steps=2 * PER, eval_every=PER)
     assert result.returns.shape == (2, 2) and np.isnan(result.returns).all()
     assert (result.metrics["unfinished"] == 2).all()

@@ -138,3 +138,14 @@ def test_a_users_own_environment():
     with compilations() as events:
         t.run(carry, t.steps_per_iteration)
     assert not events
+
+
+def test_a_policy_does_not_keep_the_replay():
+    t = rlx.make("sac", "gymnax/Pendulum-v1", preset="small", replay_capacity=4096, hidden_sizes=(4,))
+    carry = t.init(2)
+    policy = t.policy(carry, 1)
+    held = [cell.cell_contents for cell in policy.__wrapped__.__closure__]
+    assert max(x.size for x in jax.tree.leaves(held) if isinstance(x, jax.Array)) < 100
+    obs = np.array([0.3, -0.9, 2.0], np.float32)
+    everyone = t.act(carry, np.broadcast_to(obs, (2, 1, 3)), jax.random.key(0), greedy=True)
+    np.testing.assert_allclose(policy(obs), everyone[1, 0], rtol=1e-6)

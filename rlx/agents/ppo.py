@@ -8,8 +8,9 @@
 Deviations from the paper, with reasons:
 - one value target per step, `A + V_old`, no value clipping (Andrychowicz et al. 2021, arXiv 2006.05990, found it useless);
 - time limits are no terminations: the last value of a truncated episode is V(next_obs), the true successor's;
-- observations and rewards are normalised by running statistics that belong to the agent's state. Those in force while
-  a rollout was collected are used throughout the update on it, so that the first ratio is exactly 1;
+- observations and rewards are normalised by running statistics that belong to the agent's state. Observations keep those
+  in force while the rollout was collected throughout the update on it, so that the first ratio is exactly 1; rewards are
+  scaled by statistics that include the rollout;
 - rewards are normalised by default since actor and critic share `max_grad_norm`: the value gradient of returns in the hundreds
   would drown the policy's;
 - continuous actions are clipped to [-1, 1] at the border; ratios use the unclipped `raw_action`.
@@ -25,8 +26,9 @@ Defaults against their source: paper table 3 (MuJoCo) unless noted.
 | entropy_coef, value_coef | 0.0, 0.5 | 0 (MuJoCo), 0.5 (Atari: c1 = 1); 0.5 as in most implementations |
 | max_grad_norm | 0.5 | not in the paper; Engstrom et al. 2020 (arXiv 2005.12729) |
 | hidden_sizes, activation | (64, 64), tanh | same |
-| orthogonal init sqrt 2 (hidden), 0.01 (policy), 1 (value); Adam eps 1e-5 | | Engstrom et al. 2020 |
-| initial deviation of actions | 1 | same |
+| orthogonal init sqrt 2 (hidden), 0.01 (policy), 1 (value) | | Engstrom et al. 2020 |
+| Adam eps | 1e-5 | OpenAI Baselines (Huang et al. 2022, "The 37 implementation details of PPO") |
+| initial deviation of actions | 1 | not in the paper; OpenAI Baselines |
 | normalize_obs, normalize_reward | True | neither in the paper; Engstrom et al. 2020 |
 """
 

@@ -104,6 +104,12 @@ numbers = st.floats(-(2.0**20), 2.0**20, width=32, allow_subnormal=False)
 box_of = jax.jit(lambda low, high, action: decode(spaces.Box(low, high, low.shape), action))  # traced bounds
 
 
+def test_a_nan_action_stays_nan(strict):
+    """And reaches the quarantine: a diverged policy must not pass for one that acts at the bound."""
+    out = decode(spaces.Box(-1.0, 3.0, (2,)), jnp.array([jnp.nan, 0.0], jnp.float32))
+    np.testing.assert_array_equal(out, np.array([np.nan, 1.0], np.float32))
+
+
 @settings(max_examples=200, deadline=None)
 @given(arrays(np.float32, 4, elements=numbers), arrays(np.float32, 4, elements=numbers))
 def test_decode_hits_the_bounds_exactly(a, b):
