@@ -8,6 +8,8 @@ import jax.numpy as jnp
 from flax import struct
 from jax import lax
 
+from rlx.types import EnvSpec
+
 EPS = 1e-8
 MAX_COUNT = float(2**22)
 
@@ -30,6 +32,17 @@ class Stats:
 def init(shape: tuple[int, ...]) -> Stats:
     """No data yet: count 0, mean 0, variance 1, with which `normalize` is the identity (up to its clip)."""
     return Stats(jnp.zeros((), jnp.float32), jnp.zeros(shape, jnp.float32), jnp.ones(shape, jnp.float32))
+
+
+def init_obs(spec: EnvSpec, wanted: bool) -> Stats | None:
+    """Statistics of observations that are float vectors, else None, with which `observe` is the identity."""
+    vector = jnp.issubdtype(spec.obs_dtype, jnp.floating) and len(spec.obs_shape) == 1
+    return init(spec.obs_shape) if wanted and vector else None
+
+
+def observe(stats: Stats | None, obs: jax.Array) -> jax.Array:
+    """`normalize` where there are statistics, `obs` as it is where there are none."""
+    return obs if stats is None else normalize(stats, obs)
 
 
 def update(stats: Stats, batch: jax.Array, weight: jax.Array) -> Stats:
@@ -56,6 +69,12 @@ def update(stats: Stats, batch: jax.Array, weight: jax.Array) -> Stats:
         var=(1.0 - new) * stats.var + new * var + new * (1.0 - new) * jnp.square(delta),
     )
     return jax.tree.map(lambda a, b: jnp.where(added > 0.0, a, b), merged, stats)
+
+
+def weighted_mean(x: jax.Array, weight: jax.Array) -> jax.Array:
+    """Mean of x over the samples that count; both `[B]`. What weighs nothing may be NaN; 0 if nothing counts."""
+    chex.assert_equal_shape([x, weight])
+    return (jnp.where(weight > 0, x, 0.0) * weight).sum() / jnp.maximum(weight.sum(), 1.0)
 
 
 def std(stats: Stats) -> jax.Array:

@@ -202,11 +202,14 @@ class Trainer:
 
         return jax.vmap(lambda run, o: jax.vmap(lambda x: one(run, x))(o))(carry.runs, obs)
 
-    def policy(self, carry: Carry, run: int = 0) -> Callable[[PyTree], jax.Array]:
+    def policy(self, carry: Carry, run: int = 0) -> Callable[..., Any]:
         """The greedy policy of one run: native observation -> native action.
 
         Encoding, normalisation, network and action scaling are all inside. It is jitted, and `jax.export` takes it. Of the
         agent's state it keeps what acting reads, not the replay.
+
+        For an agent with memory, `policy(obs)` begins an episode; through one, `action, memory = policy(obs, memory)`, from
+        `memory = policy.memory` on.
         """
         if not 0 <= run < len(carry.runs.seed):
             raise RlxError(f"run={run} must be in [0, {len(carry.runs.seed)})")
@@ -215,13 +218,18 @@ class Trainer:
         reads = self._greedy_reads(carry.runs)
         state = jax.tree.map(lambda x, read: jnp.copy(x[run]) if read else jnp.zeros((), x.dtype), state, reads)
 
-        def policy(obs: PyTree) -> jax.Array:
-            key = jax.random.key(0)
-            memory = self.agent.memory(hp, state, key)
-            action, _ = self.agent.greedy(hp, state, memory, wrappers.encode(self.env.observation_space(params), obs), key)
-            return wrappers.decode(self.env.action_space(params), action)
+        key = jax.random.key(0)
+        fresh = self.agent.memory(hp, state, key)
 
-        return jax.jit(policy)
+        @jax.jit
+        def policy(obs: PyTree, memory: PyTree = None) -> Any:
+            obs = wrappers.encode(self.env.observation_space(params), obs)
+            action, after = self.agent.greedy(hp, state, fresh if memory is None else memory, obs, key)
+            action = wrappers.decode(self.env.action_space(params), action)
+            return action if memory is None else (action, after)
+
+        setattr(policy, "memory", fresh)  # noqa: B010  (a jitted function declares no attributes)
+        return policy
 
     def _greedy_reads(self, runs: Runs) -> PyTree:
         """Per leaf of the agent's state, whether greedy acting depends on it."""

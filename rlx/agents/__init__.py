@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from types import ModuleType
 
-from rlx.agents import ppo, sac
+from rlx.agents import ppo, ppo_rnn, sac
 from rlx.errors import unknown
 
-AGENTS: dict[str, ModuleType] = {"ppo": ppo, "sac": sac}
+AGENTS: dict[str, ModuleType] = {"ppo": ppo, "ppo_rnn": ppo_rnn, "sac": sac}
 
 
 def get(name: str) -> ModuleType:

@@ -51,6 +51,7 @@ from rlx import normalize, returns
 from rlx.config import Traced
 from rlx.errors import RlxError
 from rlx.networks import Torso, orthogonal
+from rlx.normalize import weighted_mean
 from rlx.types import HP, Agent, EnvSpec, PyTree, Transition
 
 
@@ -105,12 +106,17 @@ class ActorCritic(nn.Module):
     def __call__(self, obs: jax.Array) -> tuple[distrax.Distribution, jax.Array]:
         c, s = self.config, self.spec
         torso = lambda name: Torso(c.hidden_sizes, c.activation, orthogonal(), obs_shape=s.obs_shape, name=name)
-        out = nn.Dense(s.num_actions or s.action_dim, kernel_init=orthogonal(0.01), name="policy")(torso("actor")(obs))
-        value = nn.Dense(1, kernel_init=orthogonal(1.0), name="value")(torso("critic")(obs))[..., 0]
-        if s.num_actions is not None:
-            return distrax.Categorical(out), value
-        log_std = self.param("log_std", nn.initializers.zeros, (s.action_dim,))
-        return distrax.MultivariateNormalDiag(out, jnp.broadcast_to(jnp.exp(log_std), out.shape)), value
+        return heads(self, s, torso("actor")(obs), torso("critic")(obs))
+
+
+def heads(module: nn.Module, spec: EnvSpec, actor: jax.Array, critic: jax.Array) -> tuple[distrax.Distribution, jax.Array]:
+    """Policy and value `[...]` from features `[..., d]`, for use in a module's compact method."""
+    out = nn.Dense(spec.num_actions or spec.action_dim, kernel_init=orthogonal(0.01), name="policy")(actor)
+    value = nn.Dense(1, kernel_init=orthogonal(1.0), name="value")(critic)[..., 0]
+    if spec.num_actions is not None:
+        return distrax.Categorical(out), value
+    log_std = module.param("log_std", nn.initializers.zeros, (spec.action_dim,))
+    return distrax.MultivariateNormalDiag(out, jnp.broadcast_to(jnp.exp(log_std), out.shape)), value
 
 
 # --- losses ------------------------------------------------------------------------------------------------------------
@@ -123,20 +129,14 @@ def clipped_surrogate(log_prob: jax.Array, old_log_prob: jax.Array, advantage: j
     return -jnp.minimum(ratio * advantage, jnp.clip(ratio, 1.0 - clip_eps, 1.0 + clip_eps) * advantage)
 
 
-def weighted_mean(x: jax.Array, weight: jax.Array) -> jax.Array:
-    """Mean of x over the samples that count; both `[B]`. 0 if none does."""
-    chex.assert_equal_shape([x, weight])
-    return (jnp.where(weight > 0, x, 0.0) * weight).sum() / jnp.maximum(weight.sum(), 1.0)
-
-
-def loss(hp: HP, forward: Callable[..., Any], params: PyTree, batch: dict[str, jax.Array]) -> tuple[jax.Array, dict]:
-    """The PPO objective on a minibatch: leaves `[B, ...]`, advantages normalised already."""
-    pi, value = forward(params, batch["obs"])
+def loss(hp: HP, pi: distrax.Distribution, value: jax.Array, batch: dict[str, jax.Array]) -> tuple[jax.Array, dict]:
+    """The PPO objective of a minibatch, leaves `[B, ...]`, with the policy and values `[B]` of its observations."""
     log_prob = pi.log_prob(batch["action"])
-    chex.assert_equal_shape([log_prob, value, batch["log_prob"], batch["target"], batch["advantage"]])
+    advantage = standardised(batch["advantage"], batch["weight"])
+    chex.assert_equal_shape([log_prob, value, batch["log_prob"], batch["target"], advantage])
     surrogate = jax.vmap(clipped_surrogate, (0, 0, 0, None))
     mean = lambda x: weighted_mean(x, batch["weight"])
-    policy_loss = mean(surrogate(log_prob, batch["log_prob"], batch["advantage"], hp["clip_eps"]))
+    policy_loss = mean(surrogate(log_prob, batch["log_prob"], advantage, hp["clip_eps"]))
     value_loss = 0.5 * mean((value - batch["target"]) ** 2)
     entropy = mean(pi.entropy())
     log_ratio = log_prob - batch["log_prob"]
@@ -156,95 +156,121 @@ def loss(hp: HP, forward: Callable[..., Any], params: PyTree, batch: dict[str, j
 def make(config: Config, spec: EnvSpec) -> Agent:
     """PPO for an environment. Raises RlxError for a vector reward and for minibatches that do not divide a rollout."""
     c = config
-    if spec.reward_shape:
-        raise RlxError(f"ppo learns from a scalar reward; {spec.name} has a reward vector of shape {spec.reward_shape}")
     size = c.num_envs * c.rollout_length
-    if size % c.num_minibatches:
-        valid = min((m for m in range(1, size + 1) if size % m == 0), key=lambda m: abs(m - c.num_minibatches))
-        raise RlxError(
-            f"num_minibatches={c.num_minibatches} must divide num_envs * rollout_length = {size}; the nearest is {valid}"
-        )
+    check(c, spec, "num_envs * rollout_length", size)
     network = ActorCritic(c, spec)
     forward: Callable[..., Any] = network.apply
-    normalize_obs = c.normalize_obs and jnp.issubdtype(spec.obs_dtype, jnp.floating) and len(spec.obs_shape) == 1
-    optimiser = lambda hp: optax.chain(
-        optax.clip_by_global_norm(hp["max_grad_norm"]), optax.adam(hp["lr"], eps=1e-5)
-    )  # fmt: skip
 
     def init(hp: HP, key: jax.Array) -> State:
         params = network.init(key, jnp.zeros(spec.obs_shape, spec.obs_dtype))
-        stats = normalize.init(spec.obs_shape) if normalize_obs else None
+        stats = normalize.init_obs(spec, c.normalize_obs)
         return State(params, optimiser(hp).init(params), stats, normalize.init_returns(c.num_envs))
 
     def apply(state: State, obs: jax.Array) -> tuple[distrax.Distribution, jax.Array]:
-        return forward(state.params, normalised(state, obs))
-
-    def normalised(state: State, obs: jax.Array) -> jax.Array:
-        return obs if state.obs_stats is None else normalize.normalize(state.obs_stats, obs)
-
-    def reward_scale(state: State) -> jax.Array:
-        return normalize.scale(state.return_stats) if c.normalize_reward else jnp.float32(1.0)
+        return forward(state.params, normalize.observe(state.obs_stats, obs))
 
     def act(hp: HP, state: State, memory: tuple, obs: jax.Array, key: jax.Array, i: jax.Array) -> tuple:
         pi, value = apply(state, obs)
         raw, log_prob = pi.sample_and_log_prob(seed=key)
-        return to_action(raw), memory, {"value": value, "log_prob": log_prob, "raw_action": raw}
+        return to_action(spec, raw), memory, {"value": value, "log_prob": log_prob, "raw_action": raw}
 
     def greedy(hp: HP, state: State, memory: tuple, obs: jax.Array, key: jax.Array) -> tuple:
-        return to_action(apply(state, obs)[0].mode()), memory
-
-    def to_action(raw: jax.Array) -> jax.Array:
-        return raw if spec.num_actions is not None else jnp.clip(raw, -1.0, 1.0)
+        return to_action(spec, apply(state, obs)[0].mode()), memory
 
     def value(hp: HP, state: State, obs: jax.Array) -> jax.Array:
-        return apply(state, obs)[1] / reward_scale(state)
+        return apply(state, obs)[1] / reward_scale(c, state)
 
     def learn(hp: HP, state: State, rollout: Transition, key: jax.Array, i: jax.Array) -> tuple[State, dict]:
-        done = rollout.terminated | rollout.truncated
+        state = observe_rewards(hp, state, rollout)
+        next_value = apply(state, rollout.next_obs)[1]
+        data = samples(hp, state, rollout, rollout.reward * reward_scale(c, state), next_value)
+        data = jax.tree.map(lambda x: x.reshape(size, *x.shape[2:]), data)  # [T, N] -> [T * N]
 
-        # normalisation: rewards by statistics that include this rollout, observations by those it was collected with
-        ret = normalize.update_returns(state.return_stats, rollout.reward, done, rollout.weight, hp["gamma"])
-        state = state.replace(return_stats=ret)
-        reward = rollout.reward * reward_scale(state)
-        obs, next_obs = normalised(state, rollout.obs), normalised(state, rollout.next_obs)
+        def objective(params: PyTree, batch: dict[str, jax.Array]) -> tuple[jax.Array, dict]:
+            pi, value = forward(params, batch["obs"])
+            return loss(hp, pi, value, batch)
 
-        # advantages and value targets, [T, N]
-        next_value = forward(state.params, next_obs)[1]
-        gae = jax.vmap(returns.gae, in_axes=(1, 1, 1, 1, 1, None, None, 1), out_axes=1)
-        old, ends = rollout.extras, (rollout.terminated, rollout.truncated)
-        advantage = gae(reward, old["value"], next_value, *ends, hp["gamma"], hp["gae_lambda"], rollout.weight)
-        target = advantage + old["value"]
-        data = {
-            "obs": obs, "action": old["raw_action"], "log_prob": old["log_prob"],
-            "advantage": advantage, "target": target, "weight": rollout.weight,
-        }  # fmt: skip
-        data = jax.tree.map(lambda x: x.reshape(size, *x.shape[2:]), data)
-
-        # K epochs of M minibatches
-        def minibatch(learner: tuple, indices: jax.Array) -> tuple[tuple, dict]:
-            params, opt_state = learner
-            batch = jax.tree.map(lambda x: x[indices], data)
-            batch["advantage"] = standardised(batch["advantage"], batch["weight"])
-            grads, metrics = jax.grad(lambda p: loss(hp, forward, p, batch), has_aux=True)(params)
-            updates, opt_state = optimiser(hp).update(grads, opt_state)
-            return (optax.apply_updates(params, updates), opt_state), metrics
-
-        def epoch(learner: tuple, e: jax.Array) -> tuple[tuple, dict]:
-            order = jax.random.permutation(jax.random.fold_in(key, e), size)
-            return jax.lax.scan(minibatch, learner, order.reshape(c.num_minibatches, -1))
-
-        learner = (state.params, state.opt_state)
-        (params, opt_state), metrics = jax.lax.scan(epoch, learner, jnp.arange(c.num_epochs, dtype=jnp.uint32))
-
-        stats = state.obs_stats
-        if stats is not None:
-            stats = normalize.update(stats, rollout.obs.reshape(size, -1), rollout.weight.reshape(size))
-        metrics = jax.tree.map(jnp.mean, metrics)
-        metrics["explained_variance"] = explained_variance(data["target"], old["value"].reshape(size), data["weight"])
-        metrics["updates"] = jnp.int32(c.num_epochs * c.num_minibatches)
+        params, opt_state, metrics = optimise(hp, c, objective, state, data, key)
+        metrics["explained_variance"] = explained_variance(data["target"], data["value"], data["weight"])
+        stats = observe_obs(state, rollout)
         return State(params, opt_state, stats, state.return_stats), metrics
 
     return Agent(init, lambda hp, state, key: (), act, greedy, learn, c.num_envs, c.rollout_length, value)
+
+
+# --- its parts, which recurrent PPO shares --------------------------------------------------------------------------------
+
+
+def check(config: Config, spec: EnvSpec, name: str, size: int) -> None:
+    """RlxError for a vector reward, and unless the minibatches divide the `size` samples called `name`."""
+    if spec.reward_shape:
+        raise RlxError(f"ppo learns from a scalar reward; {spec.name} has a reward vector of shape {spec.reward_shape}")
+    given = config.num_minibatches
+    if size % given:
+        valid = min((m for m in range(1, size + 1) if size % m == 0), key=lambda m: abs(m - given))
+        raise RlxError(f"num_minibatches={given} must divide {name} = {size}; the nearest is {valid}")
+
+
+def optimiser(hp: HP) -> optax.GradientTransformation:
+    return optax.chain(optax.clip_by_global_norm(hp["max_grad_norm"]), optax.adam(hp["lr"], eps=1e-5))
+
+
+def to_action(spec: EnvSpec, raw: jax.Array) -> jax.Array:
+    """What the environment sees of a sample."""
+    return raw if spec.num_actions is not None else jnp.clip(raw, -1.0, 1.0)
+
+
+def reward_scale(config: Config, state: State) -> jax.Array:
+    return normalize.scale(state.return_stats) if config.normalize_reward else jnp.float32(1.0)
+
+
+def observe_rewards(hp: HP, state: State, rollout: Transition) -> State:
+    """The state with this rollout's rewards in its statistics."""
+    done = rollout.terminated | rollout.truncated
+    stats = normalize.update_returns(state.return_stats, rollout.reward, done, rollout.weight, hp["gamma"])
+    return state.replace(return_stats=stats)
+
+
+def observe_obs(state: State, rollout: Transition) -> normalize.Stats | None:
+    """The statistics of observations with this rollout's."""
+    if state.obs_stats is None:
+        return None
+    size = rollout.weight.size
+    return normalize.update(state.obs_stats, rollout.obs.reshape(size, -1), rollout.weight.reshape(size))
+
+
+def samples(hp: HP, state: State, rollout: Transition, reward: jax.Array, next_value: jax.Array) -> dict[str, jax.Array]:
+    """What the loss is computed from, `[T, N, ...]`: GAE and value targets, from scaled rewards and V(next_obs)."""
+    gae = jax.vmap(returns.gae, in_axes=(1, 1, 1, 1, 1, None, None, 1), out_axes=1)
+    old, ends = rollout.extras, (rollout.terminated, rollout.truncated)
+    advantage = gae(reward, old["value"], next_value, *ends, hp["gamma"], hp["gae_lambda"], rollout.weight)
+    return {
+        "obs": normalize.observe(state.obs_stats, rollout.obs), "action": old["raw_action"], "log_prob": old["log_prob"],
+        "value": old["value"], "advantage": advantage, "target": advantage + old["value"], "weight": rollout.weight,
+    }  # fmt: skip
+
+
+def optimise(
+    hp: HP, config: Config, objective: Callable[..., Any], state: State, data: PyTree, key: jax.Array
+) -> tuple[PyTree, PyTree, dict[str, jax.Array]]:
+    """K epochs of M minibatches over the leading axis of `data` -> params, opt_state, mean metrics."""
+    size = len(jax.tree.leaves(data)[0])
+
+    def minibatch(learner: tuple, indices: jax.Array) -> tuple[tuple, dict]:
+        params, opt_state = learner
+        batch = jax.tree.map(lambda x: x[indices], data)
+        grads, metrics = jax.grad(objective, has_aux=True)(params, batch)
+        updates, opt_state = optimiser(hp).update(grads, opt_state)
+        return (optax.apply_updates(params, updates), opt_state), metrics
+
+    def epoch(learner: tuple, e: jax.Array) -> tuple[tuple, dict]:
+        order = jax.random.permutation(jax.random.fold_in(key, e), size)
+        return jax.lax.scan(minibatch, learner, order.reshape(config.num_minibatches, -1))
+
+    learner = (state.params, state.opt_state)
+    (params, opt_state), metrics = jax.lax.scan(epoch, learner, jnp.arange(config.num_epochs, dtype=jnp.uint32))
+    updates = jnp.int32(config.num_epochs * config.num_minibatches)
+    return params, opt_state, jax.tree.map(jnp.mean, metrics) | {"updates": updates}
 
 
 def standardised(x: jax.Array, weight: jax.Array) -> jax.Array:

@@ -199,24 +199,19 @@ def make(config: Config, spec: EnvSpec) -> Agent:
             "obs": obs, "action": action, "reward": jnp.zeros(()), "next_obs": obs,
             "terminated": jnp.zeros((), bool), "truncated": jnp.zeros((), bool), "weight": jnp.zeros(()),
         }  # fmt: skip
-        vector = jnp.issubdtype(spec.obs_dtype, jnp.floating) and len(spec.obs_shape) == 1
-        stats = normalize.init(spec.obs_shape) if c.normalize_obs and vector else None
-        return State(learner, replay.init(item, c.replay_capacity), stats)
-
-    def normalised(stats: normalize.Stats | None, obs: jax.Array) -> jax.Array:
-        return obs if stats is None else normalize.normalize(stats, obs)
+        return State(learner, replay.init(item, c.replay_capacity), normalize.init_obs(spec, c.normalize_obs))
 
     def act(hp: HP, state: State, memory: tuple, obs: jax.Array, key: jax.Array, i: jax.Array) -> tuple:
         explore = lambda: jax.random.uniform(key, (spec.action_dim,), minval=-1.0, maxval=1.0)
-        sample = lambda: policy(state.learner.actor, normalised(state.obs_stats, obs)).sample(seed=key)
+        sample = lambda: policy(state.learner.actor, normalize.observe(state.obs_stats, obs)).sample(seed=key)
         return jax.lax.cond(i < num_random, explore, sample), memory, ()
 
     def greedy(hp: HP, state: State, memory: tuple, obs: jax.Array, key: jax.Array) -> tuple:
-        return policy(state.learner.actor, normalised(state.obs_stats, obs)).mode(), memory
+        return policy(state.learner.actor, normalize.observe(state.obs_stats, obs)).mode(), memory
 
     def value(hp: HP, state: State, obs: jax.Array) -> jax.Array:
         """The soft value, over 64 actions drawn with a fixed key."""
-        obs = normalised(state.obs_stats, obs)
+        obs = normalize.observe(state.obs_stats, obs)
         actions, log_prob = jax.vmap(lambda k: policy(state.learner.actor, obs).sample_and_log_prob(seed=k))(
             jax.random.split(jax.random.key(0), 64)
         )
@@ -228,7 +223,7 @@ def make(config: Config, spec: EnvSpec) -> Agent:
         alpha = jnp.exp(learner.log_alpha)
         batch = mask(batch["weight"] > 0, batch)  # what weighs nothing may be anything, NaN included
         weight = batch["weight"][:, 0]
-        mean = lambda x: (x * weight).sum() / jnp.maximum(weight.sum(), 1.0)
+        mean = lambda x: normalize.weighted_mean(x, weight)
 
         # targets: the (n-step) return, bootstrapped from the true successor
         window = jax.vmap(returns.n_step, (0, 0, 0, None, 0))(
@@ -283,7 +278,7 @@ def make(config: Config, spec: EnvSpec) -> Agent:
         def one(learner: Learner, u: jax.Array) -> tuple[Learner, dict]:
             k = jax.random.fold_in(key, u)
             batch = replay.sample_windows(data, jax.random.fold_in(k, 0), c.batch_size, head, size, c.num_envs, c.n_step)
-            batch |= {name: normalised(stats, batch[name]) for name in ("obs", "next_obs")}
+            batch |= {name: normalize.observe(stats, batch[name]) for name in ("obs", "next_obs")}
             sync = counters.period_elapsed(i - jnp.uint32(start), num_updates, u, c.target_period)
             return update(hp, learner, batch, sync, jax.random.fold_in(k, 1))
 

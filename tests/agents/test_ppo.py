@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from rlx import normalize
 from rlx.agents import ppo
 from tests.agents.numerical import flat, gradient
 from tests.agents.ppo_support import HP, OBS, N, T, build, forms, rollout_of
@@ -23,8 +24,8 @@ def test_clipped_surrogate(ratio, advantage, loss, slope, strict):
 
 def test_weighted_statistics(strict):
     x, weight = jnp.array([1.0, 3.0, jnp.nan]), jnp.array([1.0, 1.0, 0.0])
-    assert ppo.weighted_mean(x, weight) == 2.0
-    assert ppo.weighted_mean(x, jnp.zeros(3)) == 0.0
+    assert normalize.weighted_mean(x, weight) == 2.0
+    assert normalize.weighted_mean(x, jnp.zeros(3)) == 0.0
     np.testing.assert_allclose(ppo.standardised(x, weight)[:2], [-1.0, 1.0], rtol=1e-6)
     # target variance 4, residual variance 1
     got = ppo.explained_variance(jnp.array([0.0, 4.0, 9.0]), jnp.array([1.0, 3.0, jnp.nan]), weight)
