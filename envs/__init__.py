@@ -3,7 +3,8 @@
 `make("gymnax/CartPole-v1")` builds one by id, `vectorise` turns any of them into N environments with resets.
 """
 
+from rlx.envs.adapters.legacy import legacy
 from rlx.envs.registry import ids, make
 from rlx.envs.vector import vectorise
 
-__all__ = ["ids", "make", "vectorise"]
+__all__ = ["ids", "legacy", "make", "vectorise"]

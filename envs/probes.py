@@ -291,7 +291,7 @@ NAMES: tuple[str, ...] = tuple(name + form for name in PROBES for form in ("", "
 tasks = lambda: NAMES
 
 
-def make(name: str, **options: object) -> Probe:
+def make(name: str, /, **options: object) -> Probe:
     """The probe called `Name` (discrete actions) or `Name-continuous`. Raises RlxError for any other name, and for options."""
     if name not in NAMES:
         raise unknown("environment", f"probe/{name}", [f"probe/{n}" for n in NAMES])

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from gymnax.environments.environment import Environment
 
+from rlx.envs import modifiers
 from rlx.errors import RlxError, unknown
 
 
@@ -24,6 +25,14 @@ SUITES = {
     "gymnax": Suite("rlx.envs.adapters.gymnax"),
     "brax": Suite("rlx.envs.adapters.brax"),
     "probe": Suite("rlx.envs.probes"),
+    "playground": Suite("rlx.envs.adapters.playground", ("mujoco_playground",), "playground"),
+    "jumanji": Suite("rlx.envs.adapters.jumanji", ("jumanji",), "jumanji"),
+    "navix": Suite("rlx.envs.adapters.navix", ("navix",), "navix"),
+    "xminigrid": Suite("rlx.envs.adapters.xminigrid", ("xminigrid",), "xminigrid"),
+    "pgx": Suite("rlx.envs.adapters.pgx", ("pgx",), "pgx"),
+    "craftax": Suite("rlx.envs.adapters.craftax", ("craftax",), "craftax"),
+    "gymnasium": Suite("rlx.envs.adapters.gymnasium", ("gymnasium",), "gymnasium"),  # here with gymnax, but for MuJoCo
+    "dmc": Suite("rlx.envs.adapters.dmc", ("dm_control",), "dmc"),
 }
 
 
@@ -38,7 +47,8 @@ def ids(suites: Iterable[str] | None = None) -> list[str]:
 
 
 def make(env_id: str, /, **options: Any) -> Environment:
-    """The environment of that id, in its native units, with constructor `options`.
+    """The environment of that id, in its native units, with constructor `options`; `action_repeat`, `action_cost` and
+    `obs_noise` are options of every suite (`rlx.envs.modifiers`).
 
     Raises RlxError for an unknown id or option, naming the nearest valid one, and for a suite that is not installed,
     naming what installs it.
@@ -49,5 +59,5 @@ def make(env_id: str, /, **options: Any) -> Environment:
         raise unknown("environment", env_id, ids(s for s in SUITES if not SUITES[s].extra) + extras)
     if not installed(suite):
         raise RlxError(f"{env_id} needs an extra: pip install 'rlx[{SUITES[suite].extra}]'")
-    environment: Environment = importlib.import_module(SUITES[suite].module).make(task, **options)
-    return environment
+    ours, own = modifiers.split(options)
+    return modifiers.apply(importlib.import_module(SUITES[suite].module).make(task, **own), **ours)

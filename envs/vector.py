@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from gymnax.environments.environment import Environment
 
+from rlx.envs.host import HostEnv
 from rlx.errors import RlxError
 from rlx.types import PyTree, Step, VecEnv, keys_for
 
@@ -48,8 +49,8 @@ def state_dtypes(env: Environment, params: PyTree) -> PyTree:
         return state, env.step_env(key, state, action, params)[1]
 
     reset, step = jax.eval_shape(both, jax.random.key(0), params)
-    shapes = [jax.tree.map(jnp.shape, s) for s in (reset, step)]
-    if shapes[0] != shapes[1]:
+    shapes = [(jax.tree.structure(s), [x.shape for x in jax.tree.leaves(s)]) for s in (reset, step)]
+    if shapes[0] != shapes[1]:  # (not the trees themselves: a node's own == may return an array, as navix's does)
         raise RlxError(f"{env.name}: the state of step_env differs in structure or shape from that of reset_env")
     is_key = lambda x: jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
     return jax.tree.map(lambda a, b: a.dtype if is_key(a) else jnp.promote_types(a.dtype, b.dtype), reset, step)
@@ -65,7 +66,11 @@ def vectorise(env: Environment, num_envs: int, auto_reset: bool = True) -> VecEn
 
     Reward is float32 `[N]` or `[N, m]`, masks are bool. A step whose observation or reward is not finite ends its episode
     as truncated with weight 0, reward 0 and `next_obs` 0, so that one bad simulation spoils no statistics.
+
+    Host environments do it themselves: see `HostEnv.vectorise`.
     """
+    if isinstance(env, HostEnv):
+        return env.vectorise(num_envs, auto_reset)
     dtypes: list[PyTree] = []  # computed at the first trace, from the shapes of the parameters in use
 
     def cast(state: PyTree, params: PyTree) -> PyTree:

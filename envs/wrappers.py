@@ -13,6 +13,8 @@ import numpy as np
 from flax import struct
 from gymnax.environments import environment, spaces
 
+from rlx.envs import vector
+from rlx.envs.host import HostEnv
 from rlx.envs.vector import where
 from rlx.errors import RlxError
 from rlx.types import EnvSpec, PyTree, Step, VecEnv
@@ -105,7 +107,7 @@ def encode(space: spaces.Space, obs: PyTree) -> jax.Array:
     (dicts in sorted order) and concatenated as float32.
     """
     if isinstance(space, spaces.Discrete):
-        return jax.nn.one_hot(obs, space.n, dtype=jnp.float32)
+        return jax.nn.one_hot(obs - getattr(space, "start", 0), space.n, dtype=jnp.float32)
     if isinstance(space, spaces.Dict):
         get = obs.__getitem__ if isinstance(obs, dict) else lambda k: getattr(obs, k)
         parts = [encode(space.spaces[k], get(k)) for k in sorted(space.spaces)]
@@ -127,7 +129,7 @@ def decode(space: spaces.Space, action: jax.Array) -> jax.Array:
     Discrete actions pass, in the space's dtype. Bounds may depend on traced parameters.
     """
     if isinstance(space, spaces.Discrete):
-        return action.astype(space.dtype)
+        return action.astype(space.dtype) + getattr(space, "start", 0)
     low, high = (jnp.broadcast_to(jnp.asarray(b, jnp.float32), space.shape) for b in (space.low, space.high))
     unit = (action.reshape(space.shape) + 1.0) / 2.0
     native = jnp.clip(low + unit * (high - low), low, high)
@@ -151,6 +153,27 @@ class AgentView(Wrapper):
         return space if isinstance(space, spaces.Discrete) else spaces.Box(-1.0, 1.0, (int(np.prod(space.shape)),))
 
 
+def vectorise(env: environment.Environment, num_envs: int, auto_reset: bool = True) -> VecEnv:
+    """`vector.vectorise` in the agents' units: what loop and evaluation step."""
+    if not isinstance(env, HostEnv):
+        return vector.vectorise(AgentView(env), num_envs, auto_reset)
+    native = env.vectorise(num_envs, auto_reset)
+
+    def encoded(obs: PyTree, params: PyTree) -> jax.Array:
+        return jax.vmap(lambda o: encode(env.observation_space(params), o))(obs)
+
+    def reset(key: jax.Array, params: PyTree) -> tuple[PyTree, jax.Array]:
+        state, obs = native.reset(key, params)
+        return state, encoded(obs, params)
+
+    def step(key: jax.Array, state: PyTree, action: jax.Array, params: PyTree) -> tuple[PyTree, Step]:
+        action = jax.vmap(lambda a: decode(env.action_space(params), a))(action)
+        state, out = native.step(key, state, action, params)
+        return state, out.replace(obs=encoded(out.obs, params), next_obs=encoded(out.next_obs, params))
+
+    return VecEnv(num_envs, reset, step)
+
+
 def spec(env: environment.Environment, params: PyTree, name: str | None = None) -> EnvSpec:
     """What agents may know of `env`, from shapes alone. Raises RlxError for spaces that no agent can handle."""
     label = name or env.name
@@ -165,6 +188,9 @@ def spec(env: environment.Environment, params: PyTree, name: str | None = None) 
     else:
         raise RlxError(f"{label}: action space {type(space).__name__} is not supported: use Box or Discrete")
 
+    if isinstance(env, HostEnv):
+        obs = jax.eval_shape(lambda o: encode(env.observation_space(params), o), env.observation_struct)
+        return EnvSpec(label, obs.shape, obs.dtype, num_actions, action_dim, (), env.max_episode_steps)
     view = AgentView(env)
 
     def one_step(key: jax.Array, params: PyTree) -> tuple:

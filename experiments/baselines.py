@@ -63,6 +63,12 @@ BASELINES = {
         "sac", "brax/inverted_double_pendulum", {"smoke": 8_000, "cpu": 400_000, "paper": 1_000_000},
         {"smoke": 2, "cpu": 4, "paper": 10}, {"preset": "brax"},
     ),
+    "ppo-breakout": Baseline(
+        "ppo", "gymnax/Breakout-MinAtar", {"smoke": 100_000, "cpu": 2_000_000, "paper": 10_000_000},
+        {"smoke": 2, "cpu": 4, "paper": 10},
+        {"num_envs": 50, "rollout_length": 40, "num_minibatches": 8, "lr": 1e-3, "activation": "relu", "hidden_sizes": (128,),
+         "entropy_coef": 0.01},
+    ),
 }  # fmt: skip
 
 

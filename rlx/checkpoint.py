@@ -84,10 +84,9 @@ def save(path: str | os.PathLike[str], tree: PyTree, meta: dict[str, Any]) -> No
     shutil.rmtree(old, ignore_errors=True)  # a remainder does no harm: the next save removes it
 
 
-def exists(path: str | os.PathLike) -> bool:
-    """Whether there is a checkpoint at `path`, complete or interrupted while replacing a complete one."""
-    path = Path(path).resolve()
-    return any((p / "rlx.json").is_file() for p in (path, _sibling(path, ".old")))
+def exists(path: str | os.PathLike[str]) -> bool:
+    """Whether something is at `path`, even damaged or foreign, or would be but for an interrupted `save`."""
+    return _find(path) is not None
 
 
 def read_meta(path: str | os.PathLike[str]) -> dict[str, Any]:
@@ -179,13 +178,20 @@ def _sibling(path: Path, suffix: str) -> Path:
     return path.with_name(path.name + suffix)
 
 
-def _locate(path: str | os.PathLike[str]) -> Path:
+def _find(path: str | os.PathLike[str]) -> Path | None:
+    """`path`, or its sibling after a crash between the two renames of `save`; None where neither is."""
     path = Path(path).resolve()
-    old = _sibling(path, ".old")
-    found = path if path.exists() or not old.exists() else old  # a crash between the two renames of `save`
-    if not found.exists():
-        raise RlxError(f"no checkpoint at {str(path)!r}")
-    if not (found / DESCRIPTION).is_file():
+    try:
+        return next((p for p in (path, _sibling(path, ".old")) if p.exists()), None)
+    except OSError as error:
+        raise RlxError(f"cannot read checkpoint {str(path)!r}: {_one_line(error)}") from error
+
+
+def _locate(path: str | os.PathLike[str]) -> Path:
+    found = _find(path)
+    if found is None:
+        raise RlxError(f"no checkpoint at {str(Path(path).resolve())!r}")
+    if not os.path.isfile(found / DESCRIPTION):
         raise RlxError(f"{str(found)!r} is not an rlx checkpoint: it has no {DESCRIPTION}")
     return found
 

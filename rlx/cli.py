@@ -9,21 +9,29 @@
 """
 
 # Values are parsed by `config.parse` and not by tyro, which renders the help: an error must be one line that names the
-# nearest valid choice, and be raised before anything heavy is imported or compiled.
+# nearest valid choice.
 
 from __future__ import annotations
 
 import ast
 import contextlib
 import dataclasses
+import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
+import numpy as np
+import pandas as pd
+
+from rlx import agents, results, training
 from rlx import config as config_
+from rlx import report as report_
 from rlx.config import Field
+from rlx.envs import registry
 from rlx.errors import RlxError, unknown
+from rlx.sinks.console import print_table
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -52,10 +60,6 @@ def main(argv: list[str] | None = None) -> int:
 
 def train(argv: list[str]) -> int:
     """`rlx train AGENT ENV`: AGENT decides which fields there are, so it is read first."""
-    from rlx import agents, training
-    from rlx.report import to_csv
-    from rlx.sinks.console import print_table
-
     names = [word for word in argv[:2] if not word.startswith("-")]
     wants_help = "-h" in argv or "--help" in argv
     if not names:
@@ -69,7 +73,7 @@ def train(argv: list[str]) -> int:
     config = agents.get(names[0]).Config
     options = {**config_.fields(training.RunConfig), **_more(config), **config_.fields(config)}
     if wants_help:
-        show_help(f"rlx train {' '.join(names)}", f"Train {names[0]}.", options)
+        show_help(f"rlx train {' '.join(names)}", f"Train {names[0]}.", options, marked=config_.fields(config))
         return 0
     if len(names) == 1:
         raise RlxError(f"rlx train {names[0]} needs an environment, such as gymnax/CartPole-v1: see `rlx list envs`")
@@ -85,7 +89,7 @@ def train(argv: list[str]) -> int:
     result = training.train(names[0], names[1], **given)
     print_table(result.table())
     out = Path(given["out"])
-    to_csv(result.table(), out / "table.csv")
+    report_.to_csv(result.table(), out / "table.csv")
     print(f"results in {out}, learning curve in {result.plot(out / 'learning_curve.png')}")
     if result.interrupted:
         print(f"interrupted; to continue, repeat the command with --resume True --out {out}", file=sys.stderr)
@@ -101,18 +105,12 @@ def evaluate(argv: list[str]) -> int:
         "which": Field("which", str, "last", False, "checkpoint: last or best"),
     }
     runs, given = _stored("evaluate", argv, options)
-    import numpy as np
-    import pandas as pd
-
-    from rlx import results
-    from rlx.sinks.console import print_table
-
     if len(runs) > 1:
         raise RlxError(f"rlx evaluate takes one RUN, not {len(runs)}")
-    result = results.load(runs[0])
     returns = results.evaluate(runs[0], **given)
-    table = pd.DataFrame({"run": range(len(returns)), "seed": result.metrics.groupby("run")["seed"].first().to_numpy()})
-    for name, values in zip(results.return_columns(result.metrics), np.moveaxis(np.atleast_3d(returns), 2, 0), strict=True):
+    metrics = results.metrics(runs[0])
+    table = pd.DataFrame({"run": range(len(returns)), "seed": metrics.groupby("run")["seed"].first().to_numpy()})
+    for name, values in zip(results.return_columns(metrics), np.moveaxis(np.atleast_3d(returns), 2, 0), strict=True):
         finished = [row[~np.isnan(row)] for row in values]
         table[f"mean {name}"] = [row.mean() if row.size else np.nan for row in finished]
         table[f"std {name}"] = [row.std() if row.size else np.nan for row in finished]
@@ -126,11 +124,7 @@ def report(argv: list[str]) -> int:
     runs, given = _stored(
         "report", argv, {"out": Field("out", str, ".", False, "directory of report.csv, report.md, report.png")}
     )
-    from rlx import report as report_
-    from rlx import results
-    from rlx.sinks.console import print_table
-
-    frames = {str(run): results.load(run).metrics for run in runs}
+    frames = {str(run): results.metrics(run) for run in runs}
     table = report_.summary_table(frames)
     out = Path(given.get("out", "."))
     try:
@@ -146,18 +140,20 @@ def report(argv: list[str]) -> int:
 
 
 def list_names(argv: list[str]) -> int:
-    """`rlx list agents|envs`."""
+    """`rlx list agents|envs`: names on stdout; on stderr, what installs the suites that are not there."""
+    if "-h" in argv or "--help" in argv:
+        print("usage: rlx list agents | envs")
+        return 0
     if len(argv) != 1 or argv[0] not in ("agents", "envs"):
         raise RlxError("rlx list takes one word: agents or envs")
     if argv[0] == "agents":
-        from rlx import agents
-
         for name, module in agents.AGENTS.items():
             print(f"{name:8} {(module.__doc__ or '').strip().splitlines()[0]}")
-    else:
-        from rlx import envs
-
-        print("\n".join(envs.ids()))
+        return 0
+    print("\n".join(registry.ids()), flush=True)
+    for name, suite in registry.SUITES.items():
+        if not registry.installed(name):
+            print(f"{name + '/...':16} pip install 'rlx[{suite.extra}]'", file=sys.stderr)
     return 0
 
 
@@ -219,7 +215,7 @@ def assignments(name: str, words: tuple[str, ...]) -> dict[str, Any]:
 def free_directory(base: str) -> str:
     """`base`, or `base-2`, `base-3` ...: the first that does not exist yet."""
     number = 1
-    while Path(base if number == 1 else f"{base}-{number}").exists():
+    while os.path.lexists(base if number == 1 else f"{base}-{number}"):  # False too where it may not be read
         number += 1
     return base if number == 1 else f"{base}-{number}"
 
@@ -245,12 +241,13 @@ def _more(config: type[config_.Config]) -> dict[str, Field]:
     }
 
 
-def show_help(prog: str, description: str, options: Mapping[str, Field]) -> None:
-    """Each field with its type, default, help text and whether it is traced (a new value compiles nothing) or static."""
+def show_help(prog: str, description: str, options: Mapping[str, Field], marked: Container[str] = ()) -> None:
+    """Each field with its type, default and help text; those `marked` as traced (a new value compiles nothing) or static."""
     import tyro
 
     def field(f: Field) -> tuple[str, Any, Any]:
-        text = f"{f.help.replace('%', '%%')} [{'traced' if f.traced else 'static'}]"
+        mark = f" [{'traced' if f.traced else 'static'}]" if f.name in marked else ""
+        text = f.help.replace("%", "%%") + mark
         return f.name, Annotated[f.type, tyro.conf.arg(help=text)], dataclasses.field(default=f.default)
 
     cls = dataclasses.make_dataclass("options", [field(f) for f in options.values()])

@@ -16,6 +16,7 @@ import functools
 import inspect
 import math
 import re
+import sys
 import types
 import typing
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
@@ -138,6 +139,8 @@ def check(field: Field, value: Any) -> Any:
     if not ok:
         if typing.get_origin(field.type) is Literal and isinstance(value, str):
             raise unknown(f"value of {field.name}", value, typing.get_args(field.type))
+        if isinstance(value, float) and float in (field.type, *typing.get_args(field.type)):
+            raise RlxError(f"{field.name}={value!r} must be finite")
         raise RlxError(f"{field.name}={value!r} must be {describe(field.type)}, not {type(value).__name__}")
     return value
 
@@ -155,7 +158,7 @@ def _coerce(kind: Any, value: Any) -> tuple[bool, Any]:
     if origin is Literal:
         return value in args, value
     if kind is float and isinstance(value, (int, float)) and not isinstance(value, bool):
-        return not math.isnan(value), float(value)
+        return (True, float(value)) if abs(value) <= sys.float_info.max else (False, value)
     if kind is int and isinstance(value, int) and not isinstance(value, bool):
         return True, int(value)
     if kind in (bool, str):

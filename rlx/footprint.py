@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from pathlib import Path
 
 import jax
@@ -46,9 +47,11 @@ def available() -> int | None:
         free.append(int(lines["MemAvailable"].split()[0]) * 1024)
     elif hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
         free.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
-    limit, used = (Path("/sys/fs/cgroup") / f"memory.{name}" for name in ("max", "current"))
+    limit, used, stat = (Path("/sys/fs/cgroup") / f"memory.{name}" for name in ("max", "current", "stat"))
     if limit.exists() and used.exists() and limit.read_text().strip().isdigit():
-        free.append(int(limit.read_text()) - int(used.read_text()))
+        cached = re.search(r"^inactive_file (\d+)$", stat.read_text() if stat.exists() else "", re.M)
+        reclaimable = int(cached[1]) if cached else 0  # of the page cache: counted as used, given back on demand
+        free.append(int(limit.read_text()) - int(used.read_text()) + reclaimable)
     return min(free, default=None)
 
 

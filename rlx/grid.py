@@ -35,11 +35,12 @@ def param_paths(params: PyTree) -> dict[str, tuple[str, ...]]:
     of two equal names the outer one counts."""
     if not dataclasses.is_dataclass(params):
         return {}
-    own = {f.name: (f.name,) for f in dataclasses.fields(params)}
-    if not dataclasses.is_dataclass(getattr(params, "env", None)):
+    own: dict[str, tuple[str, ...]] = {f.name: (f.name,) for f in dataclasses.fields(params)}
+    inner: Any = getattr(params, "env", None)
+    if not dataclasses.is_dataclass(inner):
         return own
     del own["env"]
-    return {name: ("env", *path) for name, path in param_paths(params.env).items()} | own
+    return {name: ("env", *path) for name, path in param_paths(inner).items()} | own
 
 
 def replace(params: PyTree, path: tuple[str, ...], value: Any) -> PyTree:

@@ -1,6 +1,7 @@
 """What a training leaves behind: a table of metrics, a trainer, checkpoints; in memory and on disk.
 
-Under `out`:  run.json  metrics.parquet  learning_curve.png  checkpoints/{last, best, step-N}
+Under `out`:  run.json  metrics.parquet  checkpoints/{last, best, step-N}; the command line adds table.csv and
+learning_curve.png.
 """
 
 from __future__ import annotations
@@ -8,9 +9,11 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 from gymnax.environments.environment import Environment
@@ -26,10 +29,10 @@ from rlx.types import Carry
 class Result:
     """The outcome of `rlx.train`.
 
-    metrics: a long table with one row per (run, step): `run, seed, step`, a column per field that differs between runs,
-      `return` (mean evaluation return; `return_0, return_1 ...` for a vector reward), `unfinished` (evaluation episodes
-      that did not end), `episode_return, episode_length, episodes` (training episodes that ended since the last row),
-      `nan_steps`, `updates` and the learner's losses. NaN where something was not measured.
+    metrics: a long table with one row per (run, step): `run, seed, step`, `return` (mean evaluation return; `return_0,
+      return_1 ...` for a vector reward), `unfinished` (evaluation episodes that did not end), `episode_return,
+      episode_length, episodes` (training episodes that ended since the last row), `nan_steps`, `updates` and the learner's
+      losses. NaN where something was not measured.
     trainer: the Trainer, to continue or act with the carries of `carry("last")` and `carry("best")`.
     interrupted: whether this call of `train` stopped early, by Ctrl-C or a callback.
     """
@@ -55,11 +58,14 @@ class Result:
         return stacked[..., 0] if names == ["return"] else stacked
 
     def carry(self, which: str = "last") -> Carry:
-        """The state after the last step, or at the best evaluation; from memory or from `out`."""
+        """The state after the last step, or at the best evaluation; from memory or from `out`.
+
+        A copy: `trainer.run` donates what it is given, and the next call gives the same again.
+        """
         if which not in ("last", "best"):
             raise unknown("carry", which, ("last", "best"))
         if which == "last" and self._last is not None:
-            return self._last
+            return jax.tree.map(jnp.copy, self._last)
         if self.out is None:
             raise RlxError(f"the {which} carry was not stored: train with out=...")
         return self.trainer.restore(self.out / "checkpoints" / which)
@@ -87,9 +93,8 @@ class Result:
             raise RlxError("best() needs an evaluation, and there was none")
         final = rows[rows["step"] == rows["step"].max()]
         row = final.loc[final["return"].idxmax()].to_dict()
-        hp = self.trainer.config
         return {
-            **config_.to_dict(hp),
+            **config_.to_dict(self.trainer.config),
             **row,
             "run": int(row["run"]),
             "seed": int(row["seed"]),
@@ -103,6 +108,22 @@ def return_columns(metrics: pd.DataFrame) -> list[str]:
     return sorted(vector, key=lambda c: int(c.removeprefix("return_"))) or ["return"]
 
 
+def claim(out: Path, resume: bool) -> Path:
+    """Create `out`; RlxError if it cannot be written, or holds what would be overwritten."""
+    try:
+        if (out / "run.json").exists():
+            if not resume:
+                raise RlxError(f"{out} holds results already: continue them with resume, or choose another out")
+        elif out.is_dir() and any(out.iterdir()):
+            raise RlxError(f"{out} is not empty and holds no rlx run: choose another out")
+        out.mkdir(parents=True, exist_ok=True)
+        (out / ".write-test").write_text("")
+        (out / ".write-test").unlink()
+    except OSError as error:
+        raise RlxError(f"cannot write to out={str(out)!r}: {error.strerror}") from None
+    return out
+
+
 def write_description(out: Path, trainer: Trainer, extra: Mapping[str, Any]) -> None:
     """run.json: agent, environment, configuration, seeds, versions."""
     text = json.dumps({**trainer.identity(), **extra}, indent=2)
@@ -113,37 +134,53 @@ def write_description(out: Path, trainer: Trainer, extra: Mapping[str, Any]) -> 
 def read_description(out: Path) -> dict[str, Any]:
     """The contents of run.json; RlxError if `out` holds no run."""
     try:
-        return json.loads((out / "run.json").read_text())
+        description = json.loads((out / "run.json").read_text())
+        if not isinstance(description, dict):
+            raise ValueError(f"it holds a {type(description).__name__}")
+        return description
     except FileNotFoundError:
         raise RlxError(f"{out} holds no rlx run: it has no run.json") from None
     except (OSError, ValueError) as error:
         raise RlxError(f"{out}/run.json cannot be read: {error}") from None
 
 
-def load(out: str | Path, env: Environment | None = None) -> Result:
-    """The result stored under `out`. A user's own environment is passed again as `env`."""
+def metrics(out: str | Path) -> pd.DataFrame:
+    """The table stored under `out`; unlike `load` it needs neither the agent nor the environment."""
+    read_description(Path(out))
+    return parquet.read(Path(out) / "metrics.parquet")
+
+
+def load(out: str | Path, env: Environment | None = None, agent: ModuleType | None = None) -> Result:
+    """The result stored under `out`. A user's own environment and a user's own agent module are passed again."""
     out = Path(out)
     d = read_description(out)
     try:
-        module = agents.get(d["agent"])
+        if d["own_agent"] and agent is None:
+            raise RlxError(f"{out} was trained by {d['agent']}, an agent of the user's own: pass its module as agent=")
+        module = agents.get(d["agent"]) if agent is None else agent
         config = config_.from_dict(module.Config, d["config"])
         if d["own_env"] and env is None:
             raise RlxError(f"{out} was trained on {d['env']}, an environment of the user's own: pass it as env=")
         native = envs.make(d["env"], **d["env_options"]) if env is None else env
         params = grid.params_from_json(native.default_params, d["env_params"])
-        trainer = Trainer(d["agent"], env or d["env"], config, env_options=d["env_options"], env_params=params)
+        trainer = Trainer(module, env or d["env"], config, env_options=d["env_options"], env_params=params)
     except (TypeError, AttributeError) as error:
         raise RlxError(f"{out}/run.json is not the description of an rlx run: {error}") from None
     except KeyError as error:
         raise RlxError(f"{out}/run.json has no entry {error}: it is not an rlx run, or of another version") from None
-    return Result(parquet.read(out / "metrics.parquet"), trainer, out)
+    return Result(metrics(out), trainer, out)
 
 
 def evaluate(
-    out: str | Path, episodes: int = 100, seed: int = 0, which: str = "last", env: Environment | None = None
+    out: str | Path,
+    episodes: int = 100,
+    seed: int = 0,
+    which: str = "last",
+    env: Environment | None = None,
+    agent: ModuleType | None = None,
 ) -> np.ndarray:
     """Returns of exactly `episodes` greedy episodes of every run stored under `out` -> float32 `[runs, episodes(, m)]`."""
     if not 0 <= seed < 2**32:
         raise RlxError(f"seed={seed} must lie in [0, 2^32)")
-    result = load(out, env)
+    result = load(out, env, agent)
     return np.asarray(result.trainer.evaluate(result.carry(which), episodes, jax.random.key(seed)))

@@ -15,9 +15,9 @@ from gymnax.environments.environment import Environment
 
 from rlx import agents, checkpoint, envs, evaluation, footprint, grid, loop
 from rlx import config as config_
-from rlx.envs import vector, wrappers
+from rlx.envs import host, vector, wrappers
 from rlx.errors import RlxError
-from rlx.types import STREAM_HOST, Agent, Carry, PyTree, Runs, VecEnv, keys_for, stream
+from rlx.types import STREAM_HOST, Agent, Carry, PyTree, Runs, keys_for, stream
 from rlx.versions import versions
 
 MAX_ITERATIONS = 2**32  # the counter is a uint32
@@ -51,13 +51,12 @@ class Trainer:
         self.spec = wrappers.spec(self.env, self.env_params, self.env_name)
         self.agent: Agent = module.make(config_.partition(self.config)[0], self.spec)
 
-        view = wrappers.AgentView(self.env)
-        vec = wrappers.episode_statistics(vector.vectorise(view, self.agent.num_envs), self.spec.reward_shape)
+        vec = wrappers.episode_statistics(wrappers.vectorise(self.env, self.agent.num_envs), self.spec.reward_shape)
         iterate = jax.jit(lambda runs, i: loop.iterate(self.agent, vec, runs, i))  # jitted: its trace is shared below
         init_run = lambda hp, params, seed, root: loop.init_run(self.agent, vec, hp, params, seed, root)
-        self._init = jax.jit(jax.vmap(init_run, (0, 0, 0, None)))
+        self._init = host.surfacing(self.env, jax.jit(jax.vmap(init_run, (0, 0, 0, None))))
         self._pure_segment = lambda carry, totals, n: loop.segment(iterate, population, carry, totals, n)
-        self._segment = jax.jit(self._pure_segment, donate_argnums=(0, 1))
+        self._segment = host.surfacing(self.env, jax.jit(self._pure_segment, donate_argnums=(0, 1)))
         self._zero_totals = lambda runs: loop.zero_totals(iterate, runs)
         self._report = jax.jit(loop.report)
         self._act = jax.jit(self._act_all, static_argnums=3)
@@ -242,7 +241,7 @@ class Trainer:
         jaxpr = jax.make_jaxpr(act)(*one, obs, jax.random.key(0)).jaxpr
         used = {id(v) for v in (*(v for eqn in jaxpr.eqns for v in eqn.invars), *jaxpr.outvars)}
         leaves, treedef = jax.tree.flatten(runs.agent)
-        return treedef.unflatten([id(v) in used for v in jaxpr.invars[: len(leaves)]])
+        return jax.tree.unflatten(treedef, [id(v) in used for v in jaxpr.invars[: len(leaves)]])
 
     def evaluate(
         self, carry: Carry, episodes: int, key: jax.Array | int = 0, max_episode_steps: int | None = None
@@ -256,7 +255,8 @@ class Trainer:
         if limit is None and self.spec.max_episode_steps is None:
             raise RlxError(f"{self.env_name} has no time limit of its own: give max_episode_steps")
         if limit is None:
-            limit = int(jnp.max(getattr(carry.runs.env_params, "max_steps_in_episode", self.spec.max_episode_steps)))
+            own: Any = getattr(carry.runs.env_params, "max_steps_in_episode", self.spec.max_episode_steps)
+            limit = int(jnp.max(own))
         for name, value in (("episodes", episodes), ("max_episode_steps", limit)):
             if not isinstance(value, (int, np.integer)) or value < 1:
                 raise RlxError(f"{name}={value!r} must be a whole number >= 1")
@@ -265,9 +265,10 @@ class Trainer:
         return self._evaluator(int(episodes))(runs, key, jnp.int32(limit))
 
     def _compile_evaluation(self, episodes: int) -> Callable[[Runs, jax.Array, jax.Array], jax.Array]:
-        vec: VecEnv = vector.vectorise(wrappers.AgentView(self.env), episodes, auto_reset=False)
+        vec = wrappers.vectorise(self.env, episodes, auto_reset=False)
         shape = self.spec.reward_shape
-        return jax.jit(lambda runs, key, limit: evaluation.evaluate(self.agent, vec, shape, runs, key, limit))
+        program = jax.jit(lambda runs, key, limit: evaluation.evaluate(self.agent, vec, shape, runs, key, limit))
+        return host.surfacing(self.env, program)
 
     # --- disk --------------------------------------------------------------------------------------------------------
 

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import shutil
-import signal
-import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import Any, ClassVar
 
 import jax
 import numpy as np
 import pandas as pd
 
-from rlx import agents, cache, checkpoint, footprint, grid, results
+from rlx import agents, checkpoint, footprint, grid, results
 from rlx import config as config_
 from rlx.errors import RlxError, unknown
+from rlx.interrupt import SigInt
+from rlx.loop import Totals
 from rlx.results import Result
 from rlx.sinks import parquet
 from rlx.sinks.console import Progress
@@ -26,11 +25,14 @@ from rlx.trainer import Trainer
 from rlx.types import Carry
 from rlx.versions import versions
 
-EVALUATIONS = 20  # by default, in one run
-SAVES = 4  # by default, before the last
+EVALUATIONS = 20  # at most, in one run, by default
+SAVES = 4  # at most, the last included, by default
 CHUNK_SECONDS = 0.5  # between two looks at the clock: progress bar, Ctrl-C
 
-TRAINER_KEYWORDS = ("config", "preset", "env_options", "env_params", "population")
+TRAINER_KEYWORDS = ("config", "preset", "env_options", "env_params")
+
+Score = tuple[int, float]
+WORST = (-(2**32), 0.0)  # than any evaluation
 
 Callback = Callable[[int, dict[str, np.ndarray], Carry], Any]
 
@@ -40,9 +42,9 @@ class RunConfig(config_.Config):
     steps: int = 100_000  # env steps of one run, all its environments together; with resume, the total
     seeds: int | tuple[int, ...] = 1  # number of seeds, or the seeds themselves
     out: str | None = None  # directory of results; None: the CLI picks one, Python stores nothing
-    eval_every: int | None = None  # env steps between evaluations; None: 20 in all
+    eval_every: int | None = None  # env steps between evaluations; None: at most 20 in all
     eval_episodes: int = 10  # episodes of one evaluation of one run
-    save_every: int | None = None  # env steps between checkpoints; None: 5 in all
+    save_every: int | None = None  # env steps between checkpoints; None: at most 4, the last included
     keep: int = 0  # numbered checkpoints kept beside last and best
     log_every: int | None = None  # env steps between table rows; None: as eval_every
     resume: bool = False  # continue what is stored in out
@@ -55,13 +57,15 @@ def train(agent: Any, env: Any, *, callback: Callback | None = None, progress: b
 
     agent, env: names, or an agent module and a gymnax Environment.
     kwargs: the fields of RunConfig (`steps, seeds, out, eval_every, eval_episodes, save_every, keep, log_every, resume`), of
-      `rlx.make` (`config, preset, env_options, env_params, population`) and of the agent's Config.
+      `rlx.make` (`config, preset, env_options, env_params`) and of the agent's Config. A population hook is for `rlx.make`.
     callback: `callback(step, metrics, carry)` on the host after each segment, that is where a table row is written.
-      metrics are `{name: [R, ...]}`; a truthy result stops the training; an exception passes, after saving. The carry is
-      valid during the call: copy what is to be kept.
+      metrics are `{name: [R, ...]}`; a truthy result stops the training. The carry is valid during the call: copy what is
+      to be kept.
 
     With `out`, results and checkpoints are written as training goes on, each atomically. Ctrl-C ends the current chunk, stores
-    and returns what there is (`result.interrupted`); a second Ctrl-C interrupts at once.
+    and returns what there is (`result.interrupted`). A second Ctrl-C interrupts at once: like every exception, the callback's
+    too, it passes after storing. One that the compiled program itself raises takes the state with it: what remains is stored
+    already.
 
     Raises RlxError for any bad input before anything compiles.
     """
@@ -70,145 +74,143 @@ def train(agent: Any, env: Any, *, callback: Callback | None = None, progress: b
     for name in kwargs:
         if name not in run_fields and name not in valid:
             raise unknown("field", name, [*run_fields, *valid])
+    if callback is not None and not callable(callback):
+        raise RlxError(f"callback must be a function of (step, metrics, carry), not {type(callback).__name__}")
     run = RunConfig(**{name: kwargs.pop(name) for name in run_fields if name in kwargs})
     trainer = Trainer(agent, env, **kwargs)
-    return Session(trainer, run, callback, progress, own_env=not isinstance(env, str)).train()
+    own = {"own_agent": agents.AGENTS.get(trainer.agent_name) is not module, "own_env": not isinstance(env, str)}
+    return Session(trainer, run, callback, progress, own).train()
 
 
 class Session:
-    """One call of `train`: what is fixed before it starts is checked in `__init__`, what it produces is in `rows`."""
+    """One call of `train`: what is fixed before it starts is checked in `__init__`.
 
-    def __init__(self, trainer: Trainer, run: RunConfig, callback: Callback | None, progress: bool, own_env: bool):
-        self.trainer, self.callback, self.progress, self.own_env = trainer, callback, progress, own_env
+    Then `carry` is the newest state, `rows` the table so far, `totals` what was measured since its last row, `best` the best
+    score so far. `own` says whether agent and environment are the user's, for `rlx.load`.
+    """
+
+    carry: Carry
+    totals: Totals
+
+    def __init__(self, trainer: Trainer, run: RunConfig, callback: Callback | None, progress: bool, own: Mapping[str, bool]):
+        self.trainer, self.run, self.callback, self.progress, self.own = trainer, run, callback, progress, own
         self.total = trainer.iterations(run.steps)
         self.eval_every = self._every("eval_every", run.eval_every, EVALUATIONS)
         self.log_every = self._every("log_every", run.log_every, 0) or self.eval_every
         self.save_every = self._every("save_every", run.save_every, SAVES)
         if trainer.spec.max_episode_steps is None:
             raise RlxError(f"{trainer.env_name} has no time limit, so it cannot be evaluated: wrap it in rlx.envs.TimeLimit")
-        self.run, self.seeds = run, grid.seeds(run.seeds)
-        jax.eval_shape(lambda: trainer.init(self.seeds))  # from shapes alone: is there memory for them?
-        self.out = None if run.out is None else self._claim(Path(run.out))
+        if run.resume and run.out is None:
+            raise RlxError("resume needs out: the directory of the run to continue")
+        self.seeds = grid.seeds(run.seeds)
+        self.size = footprint.size(jax.eval_shape(lambda: trainer.init(self.seeds)))  # raises where there is no memory
+        self.out = None if run.out is None else results.claim(Path(run.out), run.resume)
         self.rows: list[pd.DataFrame] = []
-        self.best = -np.inf
+        self.best: Score = WORST
         self.interrupted = False
 
     def _every(self, name: str, steps: int | None, parts: int) -> int:
-        """A period in iterations; where none is given, so that `parts` periods fit (0 for none)."""
+        """A period in iterations; where none is given, so that at most `parts` periods fit (0 for none)."""
         if steps is not None:
             return self.trainer.iterations(steps, name)
         return -(-self.total // parts) if parts else 0
 
-    def _claim(self, out: Path) -> Path:
-        """Create `out`; RlxError if it cannot be written or holds results that would be overwritten."""
-        if (out / "run.json").exists():
-            if not self.run.resume:
-                raise RlxError(f"{out} holds results already: continue them with resume, or choose another out")
-        elif out.is_dir() and any(out.iterdir()):
-            raise RlxError(f"{out} is not empty and holds no rlx run: choose another out")
-        try:
-            out.mkdir(parents=True, exist_ok=True)
-            (out / ".write-test").write_text("")
-            (out / ".write-test").unlink()
-        except OSError as error:
-            raise RlxError(f"cannot write to out={str(out)!r}: {error.strerror}") from None
-        return out
-
     # --- the run -----------------------------------------------------------------------------------------------------
 
     def train(self) -> Result:
-        carry = self._begin()
+        stored = self._stored()
         with Progress(self.run.steps, self.trainer.name, self.progress) as bar, SigInt() as sigint:
-            bar.update(self.trainer.steps(carry))
+            self._compile(stored, bar)
+            bar.update(self.trainer.steps(self.carry))
             try:
-                carry = self._loop(carry, bar, sigint)
-            finally:
-                if self.rows:
-                    self._write_table()
-        return Result(self.table(), self.trainer, self.out, last=carry, interrupted=self.interrupted)
+                self._loop(bar, sigint)
+            except BaseException as error:
+                self._rescue(error)
+                raise
+        return Result(self.table(), self.trainer, self.out, last=self.carry, interrupted=self.interrupted)
 
-    def _begin(self) -> Carry:
-        """A fresh carry, or the stored one with its table."""
-        trainer, run = self.trainer, self.run
-        last = self.out / "checkpoints" / "last" if self.out else None
-        if run.resume and last is None:
-            raise RlxError("resume needs out: the directory of the run to continue")
-        if run.resume and self.out and last and (last.exists() or checkpoint.exists(last)):
-            carry = trainer.restore(last)
-            if (seeds := carry.runs.seed.tolist()) != self.seeds:
-                raise RlxError(f"seeds={self.seeds} differ from the stored run's {seeds}")
-            done = trainer.steps(carry)
-            if done > run.steps:
-                raise RlxError(f"steps={run.steps} is the total with resume, and {self.out} has {done} already")
-            stored = parquet.read(self.out / "metrics.parquet")
-            self.rows = [stored[stored["step"] <= done]]
-            self.best = self._score(self.rows[0])
-            return carry
-        carry = trainer.init(self.seeds)
-        if self.out:
-            extra = {"own_env": self.own_env, "run": config_.to_dict(run), "versions": versions()}
-            results.write_description(self.out, trainer, extra)
+    def _stored(self) -> Carry | None:
+        """The carry to continue, its table in `rows`; None to begin."""
+        if not (self.out and self.run.resume and checkpoint.exists(self.out / "checkpoints" / "last")):
+            return None
+        carry = self.trainer.restore(self.out / "checkpoints" / "last")
+        if (seeds := carry.runs.seed.tolist()) != self.seeds:
+            raise RlxError(f"seeds={self.seeds} differ from the stored run's {seeds}")
+        done = self.trainer.steps(carry)
+        if done > self.run.steps:
+            raise RlxError(f"steps={self.run.steps} is the total with resume, and {self.out} has {done} already")
+        stored = parquet.read(self.out / "metrics.parquet")
+        self.rows = [stored[stored["step"] <= done]]
+        self.best = _score(self.rows[0])
         return carry
 
-    def _loop(self, carry: Carry, bar: Progress, sigint: SigInt) -> Carry:
-        trainer = self.trainer
-        bar.announce(self._plan(carry))
+    def _compile(self, carry: Carry | None, bar: Progress) -> None:
+        """All programs, with a fresh carry where none is given."""
+        trainer, runs = self.trainer, len(self.seeds)
+        cached = jax.config.values["jax_compilation_cache_dir"]
+        each = f"{runs} x {footprint.human(self.size / runs)} = {footprint.human(self.size)}"
+        bar.announce(f"{trainer.name}: {runs} runs, {each}; compiling{f', cache in {cached}' if cached else ''}")
         started = time.perf_counter()
-        carry, totals = trainer.advance(carry, trainer.no_totals(carry), 0)
-        jax.block_until_ready(carry)
+        if carry is None:
+            carry = trainer.init(self.seeds)
+            if self.out:
+                extra = {**self.own, "run": config_.to_dict(self.run), "versions": versions()}
+                results.write_description(self.out, trainer, extra)
+        self.carry, self.totals = trainer.advance(carry, trainer.no_totals(carry), 0)
+        trainer.evaluate(self.carry, self.run.eval_episodes, max_episode_steps=1)  # the program is that of any number of steps
+        jax.block_until_ready(self.carry)
         bar.announce(f"compiled in {time.perf_counter() - started:.1f} s")
 
-        i, chunk = int(carry.i), 1
-        while i < self.total and not self.interrupted:
-            stop = min(_next(i, every) for every in (self.eval_every, self.log_every, self.save_every))
-            stop = min(stop, self.total)
+    def _loop(self, bar: Progress, sigint: SigInt) -> None:
+        trainer = self.trainer
+        i, chunk = int(self.carry.i), 1
+        owed = self._due(i) and self._unevaluated(trainer.steps(self.carry))
+        while (i < self.total or owed) and not self.interrupted:
+            stop = min(self.total, *(_next(i, every) for every in (self.eval_every, self.log_every, self.save_every)))
+            stop, owed = i if owed else stop, False
             while i < stop and not sigint.received:
                 n = min(chunk, stop - i)
                 started = time.perf_counter()
-                carry, totals = trainer.advance(carry, totals, n)
-                i = int(carry.i)  # waits for the device
+                self.carry, self.totals = trainer.advance(self.carry, self.totals, n)
+                i = int(self.carry.i)  # waits for the device
                 seconds = time.perf_counter() - started
                 chunk = max(1, min(2 * chunk, int(n * CHUNK_SECONDS / max(seconds, 1e-9))))
-                bar.update(trainer.steps(carry))
+                bar.update(trainer.steps(self.carry))
             self.interrupted = sigint.received
-            metrics = trainer.report(totals)
-            totals = trainer.no_totals(carry)
-            if i == stop and (i % self.eval_every == 0 or i == self.total):
-                metrics |= self._evaluate(carry)
-            self._record(carry, metrics)
-            bar.update(trainer.steps(carry), **_shown(metrics))
-            self._store(carry, metrics, i)
+            metrics = trainer.report(self.totals)
+            if i == stop and self._due(i):
+                metrics |= self._evaluate()
+            self._record(metrics)
+            bar.update(trainer.steps(self.carry), **_shown(metrics))
+            self._store(i)
             if self.callback is not None:
-                self.interrupted |= self._call(carry, metrics)
+                self.interrupted |= bool(self.callback(trainer.steps(self.carry), metrics, self.carry))
             self.interrupted |= sigint.received
         if self.interrupted and self.out:
-            self._save(carry, "last")
-        return carry
+            self._save("last")
 
-    def _plan(self, carry: Carry) -> str:
-        runs, size = len(carry.runs.seed), footprint.size(carry)
-        where = f", cache in {cache.directory()}" if cache.directory() else ""
-        each = f"{runs} x {footprint.human(size / runs)} = {footprint.human(size)}"
-        return f"{self.trainer.name}: {runs} runs, {each}; compiling{where}"
+    def _due(self, i: int) -> bool:
+        """Whether there is an evaluation after iteration i."""
+        return i > 0 and (i % self.eval_every == 0 or i == self.total)
 
-    def _evaluate(self, carry: Carry) -> dict[str, np.ndarray]:
+    def _unevaluated(self, step: int) -> bool:
+        """Whether the stored table has a row there without an evaluation: it was interrupted, or not due in that run."""
+        return any(rows.loc[rows["step"] == step, "unfinished"].isna().any() for rows in self.rows)
+
+    def _evaluate(self) -> dict[str, np.ndarray]:
         """Mean returns `[R(, m)]` of finished episodes, and the number of unfinished ones."""
-        key = jax.random.fold_in(jax.random.key(1), carry.i)  # fresh episodes each time, the same in a repeat
-        returns = np.asarray(self.trainer.evaluate(carry, self.run.eval_episodes, key))
-        unfinished = np.isnan(returns).reshape(*returns.shape[:2], -1).any(-1)
-        with np.errstate(invalid="ignore"):
-            mean = np.where(unfinished.reshape(unfinished.shape + (1,) * (returns.ndim - 2)), 0, returns).sum(1)
-            finished = (~unfinished).sum(1).reshape(-1, *(1,) * (returns.ndim - 2))
-            mean = np.where(finished > 0, mean / np.maximum(finished, 1), np.nan)
-        return {"return": mean, "unfinished": unfinished.sum(1)}
+        key = jax.random.fold_in(jax.random.key(1), self.carry.i)  # fresh episodes each time, the same in a repeat
+        returns = np.asarray(self.trainer.evaluate(self.carry, self.run.eval_episodes, key))
+        mean = np.ma.masked_array(returns, np.isnan(returns)).mean(1).filled(np.nan)
+        return {"return": mean, "unfinished": np.isnan(returns).reshape(*returns.shape[:2], -1).any(-1).sum(1)}
 
     # --- what it leaves ----------------------------------------------------------------------------------------------
 
-    def _record(self, carry: Carry, metrics: dict[str, np.ndarray]) -> None:
+    def _record(self, metrics: dict[str, np.ndarray]) -> None:
         columns: dict[str, Any] = {
-            "run": range(len(carry.runs.seed)),
-            "seed": carry.runs.seed,
-            "step": self.trainer.steps(carry),
+            "run": range(len(self.seeds)),
+            "seed": self.carry.runs.seed,
+            "step": self.trainer.steps(self.carry),
         }
         for name, value in metrics.items():
             if value.ndim == 1:
@@ -216,76 +218,69 @@ class Session:
             else:  # a vector reward: one column per objective
                 columns |= {f"{name}_{j}": value[:, j] for j in range(value.shape[1])}
         self.rows.append(pd.DataFrame(columns))
+        self.totals = self.trainer.no_totals(self.carry)
 
     def table(self) -> pd.DataFrame:
-        """All rows, sorted by run and step, the columns that users look for first in front."""
-        table = pd.concat(self.rows, ignore_index=True)
+        """All rows, sorted by run and step, the columns that users look for first in front.
+
+        What was recorded twice at a step, before and after an interruption, is one row: of each column the first value.
+        """
+        table = pd.concat(self.rows, ignore_index=True).groupby(["run", "step"], as_index=False).first()
         front = ["run", "seed", "step", *results.return_columns(table), "unfinished"]
         table = table.reindex(columns=[*front, *(c for c in table.columns if c not in front)])
-        return table.sort_values(["run", "step"], ignore_index=True)
+        return table.astype({"unfinished": np.float64})  # NaN without an evaluation, in some row or in none
 
     def _write_table(self) -> None:
         if self.out:
             parquet.write(self.out / "metrics.parquet", self.table())
 
-    def _save(self, carry: Carry, name: str) -> None:
+    def _save(self, name: str) -> None:
         assert self.out is not None
         self._write_table()  # first, so that a checkpoint never has less of a table than its step
-        self.trainer.save(carry, self.out / "checkpoints" / name)
+        self.trainer.save(self.carry, self.out / "checkpoints" / name)
 
-    def _store(self, carry: Carry, metrics: dict[str, np.ndarray], i: int) -> None:
+    def _save_best(self, rows: pd.DataFrame) -> None:
+        if (score := _score(rows)) > self.best:
+            self._save("best")
+            self.best = score
+
+    def _store(self, i: int) -> None:
         """Checkpoints that are due at iteration i: last and numbered ones on schedule, best after an evaluation."""
         if not self.out:
             return
         self._write_table()
-        if "return" in metrics and metrics["return"].ndim == 1 and (score := self._score(self.rows[-1])) > self.best:
-            self.best = score
-            self._save(carry, "best")
+        self._save_best(self.rows[-1])
         if i % self.save_every == 0 or i == self.total:
             if self.run.keep:
-                self._save(carry, f"step-{self.trainer.steps(carry)}")
+                self._save(f"step-{self.trainer.steps(self.carry)}")
                 number = lambda path: path.name.removeprefix("step-")
                 numbered = [p for p in (self.out / "checkpoints").glob("step-*") if number(p).isdigit()]
                 for path in sorted(numbered, key=lambda p: int(number(p)))[: -self.run.keep]:
                     shutil.rmtree(path)
-            self._save(carry, "last")  # last, so that everything up to its step is there
+            self._save("last")  # last, so that everything up to its step is there
 
-    def _score(self, rows: pd.DataFrame) -> float:
-        """The population's best mean evaluation return in these rows: what `best` is best by."""
-        if "return" not in rows or rows["return"].isna().all():
-            return -np.inf
-        return float(rows.groupby("step")["return"].mean().max())
-
-    def _call(self, carry: Carry, metrics: dict[str, np.ndarray]) -> bool:
-        assert self.callback is not None
+    def _rescue(self, error: BaseException) -> None:
+        """Store what there is, where the state outlived the error; its traceback says so where it did not."""
+        if not self.out:
+            return
         try:
-            return bool(self.callback(self.trainer.steps(carry), metrics, carry))
-        except BaseException:
-            if self.out:
-                self._save(carry, "last")
-            raise
+            jax.block_until_ready((self.carry, self.totals))  # raises where a program was given them and failed
+            self._record(self.trainer.report(self.totals))
+            try:
+                self._write_table()
+            finally:  # the state is worth more than the table
+                self.trainer.save(self.carry, self.out / "checkpoints" / "last")
+            self._save_best(self.table())
+        except Exception as failure:
+            error.add_note(f"rlx could not store the state in {self.out}: {str(failure).partition(chr(10))[0]}")
 
 
-class SigInt:
-    """Within the context a first Ctrl-C only sets `received`; a second one raises KeyboardInterrupt. Main thread only."""
-
-    def __init__(self) -> None:
-        self.received = False
-
-    def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self.received:
-            raise KeyboardInterrupt
-        self.received = True
-
-    def __enter__(self) -> SigInt:
-        self._main = threading.current_thread() is threading.main_thread()
-        if self._main:
-            self._previous = signal.signal(signal.SIGINT, self._handle)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._main:
-            signal.signal(signal.SIGINT, self._previous)
+def _score(rows: pd.DataFrame) -> Score:
+    """The best evaluation in these rows, for `best`: as few runs without a return as possible, then the mean of the others."""
+    if "return" not in rows:  # none, or a vector reward
+        return WORST
+    steps = (returns for _, returns in rows.groupby("step")["return"] if returns.notna().any())
+    return max(((-int(returns.isna().sum()), float(returns.mean())) for returns in steps), default=WORST)
 
 
 def _next(i: int, every: int) -> int:

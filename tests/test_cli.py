@@ -2,6 +2,7 @@
 
 import json
 import os
+import types
 from pathlib import Path
 
 import jax
@@ -12,7 +13,7 @@ import pytest
 import rlx
 from rlx import cli, config, training
 from tests.cli_support import FLAGS, SHORT, TRAIN, bad, compiled, rlx_
-from tests.train_support import CARTPOLE, TINY, contents
+from tests.train_support import CARTPOLE, TINY, Count, contents
 
 
 @pytest.fixture(scope="module")
@@ -80,23 +81,20 @@ def test_report(capfd, run, tmp_path):
     assert pd.read_csv(out / "report.csv")["runs"].tolist() == [2]
 
 
+def test_report_needs_neither_the_agent_nor_the_environment(capfd, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    mine = types.ModuleType("mine")
+    mine.Config, mine.make = rlx.agents.get("ppo").Config, rlx.agents.get("ppo").make
+    rlx.train(mine, Count(), **TINY, steps=20, eval_episodes=1, out=str(tmp_path / "run"), progress=False)
+    code, text, err = rlx_(capfd, "report", str(tmp_path / "run"), "--out", str(tmp_path))
+    assert (code, err) == (0, "") and str(tmp_path / "run") in text
+    assert pd.read_csv(tmp_path / "report.csv")["mean"].tolist() == [8.0]
+    bad(capfd, ["evaluate", str(tmp_path / "run")], "an agent of the user's own", "agent=")
+
+
 def test_resume(capfd, run, tmp_path):
     """Longer than the stored run, by the command line alone."""
-    flags = [
-        "train",
-        "ppo",
-        CARTPOLE,
-        *FLAGS,
-        "--eval_every",
-        "60",
-        "--save_every",
-        "80",
-        "--eval_episodes",
-        "2",
-        "--lr",
-        "0.05",
-    ]
-    flags += ["--seeds", "3", "5", "--out", str(tmp_path / "run")]
+    flags = ["train", "ppo", CARTPOLE, *SHORT, "--seeds", "3", "5", "--out", str(tmp_path / "run")]
     assert rlx_(capfd, *flags, "--steps", "120")[0] == 0
     code, _, err = rlx_(capfd, *flags, "--steps", "240", "--resume")
     assert code == 0 and "240/240 steps" in err
@@ -131,7 +129,7 @@ def test_environment_options_and_parameters(capfd, tmp_path):
 
 BAD_TRAINING = {
     "command": (["trian", "ppo"], "unknown command 'trian'", "'train'?"),
-    "no agent": (["train"], "needs an agent", "ppo, sac"),
+    "no agent": (["train"], "needs an agent", ", ".join(rlx.agents.AGENTS)),
     "agent": (["train", "poo", CARTPOLE], "unknown agent 'poo'", "'ppo'?"),
     "no environment": (["train", "ppo"], "needs an environment", "rlx list envs"),
     "options instead of an environment": (["train", "ppo", "--steps", "100"], "needs an environment"),
@@ -154,6 +152,8 @@ BAD_TRAINING = {
     "empty value": ([*TRAIN, "--lr="], "lr='' must be float"),
     "no_ of a number": ([*TRAIN, "--no_lr"], "unknown field 'no_lr'"),
     "no_ with a value": ([*TRAIN, "--no_normalize_obs=True"], "normalize_obs"),
+    "infinite": (["train", "sac", "probe/ActionReward-continuous", "--updates_per_step", "1e999"],
+                 "updates_per_step=inf must be finite"),
     "bound": ([*TRAIN, "--gamma", "1.5"], "gamma=1.5 must be in [0, 1]"),
     "negative": ([*TRAIN, "--lr", "-1"], "lr=-1.0 must be >= 0"),
     "negative width": ([*TRAIN, "--hidden_sizes", "-8"], "hidden_sizes"),
@@ -174,6 +174,11 @@ BAD_TRAINING = {
     "positional": ([*TRAIN[:3], "extra", *TRAIN[3:]], "unexpected argument 'extra'", "--NAME VALUE"),
     "short flag": ([*TRAIN[:3], "-lr", "1", *TRAIN[3:]], "unexpected argument '-lr'"),
     "environment option": ([*TRAIN, "--env_options", "backend=mjx"], "unknown option 'backend' of gymnax/CartPole-v1"),
+    "word for a time limit": (["train", "ppo", "brax/hopper", "--env_options", "max_steps=abc"], "max_steps='abc'"),
+    "word for a weight": (["train", "ppo", "brax/hopper", "--env_options", "ctrl_cost_weight=abc"], "ctrl_cost_weight='abc'"),
+    "word for a number": (["train", "ppo", "brax/hopper", "--env_options", "n_frames=abc"], "n_frames='abc'"),
+    "word for a size": (["train", "ppo", "gymnax/DeepSea-bsuite", "--env_options", "size=abc"], "size='abc'"),
+    "option named task": ([*TRAIN, "--env_options", "task=3"], "unknown option 'task' of gymnax/CartPole-v1"),
     "no assignment": ([*TRAIN, "--env_options", "backend"], "--env_options takes NAME=VALUE, not 'backend'"),
     "parameter": ([*TRAIN, "--env_params", "gravty=1"], "unknown parameter of gymnax/CartPole-v1 'gravty'", "'gravity'?"),
     "word for a parameter": ([*TRAIN, "--env_params", "gravity=low"], "gravity"),
@@ -254,8 +259,10 @@ def test_damaged_runs(capfd, tmp_path, monkeypatch, run, name):
         argv = ["train", "ppo", CARTPOLE, *SHORT, "--seeds", "3", "5", "--steps", "480", "--out", "run"]
         bad(capfd, [*argv, "--resume"])
         bad(capfd, argv, "holds results already")
-    else:
+    elif file == "metrics.parquet" or ("description" in name and name != "empty description"):
         bad(capfd, ["report", "run", "--out", "new"])
+    else:  # a report needs the table and nothing of what is described
+        assert rlx_(capfd, "report", "run", "--out", "new")[0] == 0
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import pytest
 
 import rlx
 from rlx import agents, cli, config, training
+from rlx.envs import registry
 from tests.cli_support import bad, compiled, rlx_
 from tests.train_support import CARTPOLE
 
@@ -64,7 +65,8 @@ def test_help_explains_every_field(capfd, agent):
     text = " ".join(re.sub(r"[│╭╮╰╯─]", " ", out).split())
     options = {**config.fields(training.RunConfig), **config.fields(agents.get(agent).Config)}
     for name, field in options.items():
-        words = " ".join(f"{field.help} [{'traced' if field.traced else 'static'}]".split())
+        mark = " [traced]" if field.traced else " [static]" if name in config.fields(agents.get(agent).Config) else " ("
+        words = " ".join(field.help.split()) + mark  # a run's fields are neither
         assert re.search(rf"--(\[?no[-_]?\]?)?{name}\b", text), name
         assert words in text, words
     for name in ("--preset", "--env_options", "--env_params", *agents.get(agent).Config.presets):
@@ -84,6 +86,8 @@ def test_help_of_the_program(capfd, argv):
         (["train", "ppo", "--help"], ["--steps", "--clip_eps"]),
         (["evaluate", "--help"], ["--episodes", "--seed", "--which"]),
         (["report", "-h"], ["--out"]),
+        (["list", "--help"], ["usage: rlx list agents | envs"]),
+        (["list", "envs", "-h"], ["usage: rlx list agents | envs"]),
     ],
 )
 def test_help_of_commands(capfd, argv, words):
@@ -104,5 +108,14 @@ def test_list(capfd):
     assert (code, err) == (0, "") and [line.split()[0] for line in out.splitlines()] == list(agents.AGENTS)
     assert "Proximal policy optimisation" in out
     code, out, err = rlx_(capfd, "list", "envs")
-    assert (code, err) == (0, "") and out.split() == rlx.envs.ids()
+    assert code == 0 and out.split() == rlx.envs.ids()
     assert {CARTPOLE, "brax/hopper", "probe/Discounting-continuous"} < set(out.split())
+
+
+def test_list_says_what_installs_the_other_suites(capfd, monkeypatch):
+    there = registry.Suite("rlx.envs.adapters.gymnax", ("gymnax",), "other")
+    missing = registry.Suite("rlx.none", ("jax", "no_such_package"), "games")
+    monkeypatch.setattr(registry, "SUITES", {"gymnax": there, "chess": missing})
+    code, out, err = rlx_(capfd, "list", "envs")
+    assert code == 0 and out.split() == rlx.envs.ids(["gymnax"])
+    assert err.split() == ["chess/...", "pip", "install", "'rlx[games]'"]

@@ -60,6 +60,18 @@ def test_available_is_the_smaller_of_machine_and_container(machine):
     assert footprint.available() == 20_000
 
 
+def test_page_cache_that_can_be_reclaimed_is_free(machine):
+    machine("/proc/meminfo", "MemTotal:  9000 kB\nMemAvailable:  100 kB\n")
+    machine("/sys/fs/cgroup/memory.current", "30000\n")
+    machine("/sys/fs/cgroup/memory.max", "50000\n")
+    machine(
+        "/sys/fs/cgroup/memory.stat", "anon 10000\nfile 20000\ntotal_inactive_file 9\ninactive_file 15000\nactive_file 5000\n"
+    )
+    assert footprint.available() == 35_000
+    machine("/sys/fs/cgroup/memory.stat", "anon 10000\n")
+    assert footprint.available() == 20_000
+
+
 def test_available_on_an_accelerator(monkeypatch):
     stats = {"bytes_limit": 100, "bytes_in_use": 30}
     monkeypatch.setattr(footprint.jax, "devices", lambda: [types.SimpleNamespace(memory_stats=lambda: stats)])

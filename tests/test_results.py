@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import types
 from pathlib import Path
 
 import jax
@@ -14,7 +15,7 @@ import pytest
 import rlx
 from rlx import results
 from rlx.results import Result
-from tests.train_support import CARTPOLE, PER, TINY, Count, assert_same, fails, ppo, reference, train
+from tests.train_support import CARTPOLE, PER, TINY, Count, assert_same, assert_same_result, fails, ppo, reference, train
 
 
 @pytest.fixture(scope="module")
@@ -71,6 +72,35 @@ def test_own_environment_is_passed_again(tmp_path):
     pd.testing.assert_frame_equal(loaded.metrics, trained.metrics)
     assert (rlx.evaluate(tmp_path, 3, env=env) == 8.0).all()
     fails(lambda: rlx.load(tmp_path, env=rlx.envs.make("probe/ActionReward")).carry(), "")
+
+
+def test_own_agent_is_passed_again(tmp_path):
+    mine = types.ModuleType("my.ppo")  # not that of rlx, though it has its name
+    mine.Config, mine.make = rlx.agents.get("ppo").Config, rlx.agents.get("ppo").make
+    run = {"steps": PER, "eval_episodes": 1, "out": str(tmp_path), "progress": False}
+    trained = rlx.train(mine, CARTPOLE, **TINY, lr=0.5, **run)
+    fails(lambda: rlx.load(tmp_path), "was trained by ppo, an agent of the user's own", "agent=", str(tmp_path))
+    fails(lambda: rlx.evaluate(tmp_path), "agent=")
+    loaded = rlx.load(tmp_path, agent=mine)
+    assert_same(loaded.carry(), trained.carry())
+    assert loaded.trainer.config == mine.Config(**TINY, lr=0.5)
+    returns = trained.trainer.evaluate(trained.carry(), 3, jax.random.key(0))
+    np.testing.assert_array_equal(rlx.evaluate(tmp_path, 3, agent=mine), returns)
+    assert_same_result(train(loaded.trainer, steps=PER, seeds=1, out=str(tmp_path), resume=True), trained)
+
+
+def test_the_table_alone(tmp_path):
+    trained = rlx.train("ppo", Count(), **TINY, steps=PER, eval_episodes=2, out=str(tmp_path), progress=False)
+    pd.testing.assert_frame_equal(results.metrics(str(tmp_path)), trained.metrics)
+    fails(lambda: results.metrics(tmp_path / "none"), "holds no rlx run")
+
+
+def test_what_carry_returns_may_be_donated(out):
+    """As `trainer.run` does."""
+    for result in (train(), rlx.load(out)):
+        first, second = (result.trainer.run(result.carry(), PER)[0] for _ in range(2))
+        assert_same(first, second)
+        assert_same(result.carry(), reference().carry())
 
 
 # --- what a result answers -------------------------------------------------------------------------------------------------
@@ -180,6 +210,7 @@ def test_description_that_is_not_ours(copy, text):
         ({"agent": ...}, ("no entry 'agent'",)),
         ({"config": ...}, ("no entry 'config'",)),
         ({"own_env": ...}, ("no entry 'own_env'",)),
+        ({"own_agent": ...}, ("no entry 'own_agent'",)),
         ({"env_params": {}}, ("no entry",)),
         ({"agent": "poo"}, ("unknown agent 'poo'",)),
         ({"env": "gymnax/CartPole"}, ("unknown environment 'gymnax/CartPole'",)),

@@ -13,10 +13,13 @@ import pytest
 
 import rlx
 from rlx import training
-from rlx.training import RunConfig
+from rlx.sinks.console import Progress
+from rlx.training import RunConfig, Session
+from tests.cli_support import compiled
 from tests.train_support import (
     CARTPOLE,
     MARKS,
+    OWN,
     PER,
     RUN,
     TINY,
@@ -63,6 +66,9 @@ def test_a_users_own_environment_and_every_kind_of_keyword(tmp_path):
         ({"env_params": {"gravity": "abc"}}, ("gravity",)),
         ({"env_params": {"gravity": (1.0, 2.0)}}, ("gravity",)),
         ({"num_minibatches": 3}, ("num_minibatches=3 must divide", "nearest is 2")),
+        ({"lr": float("inf")}, ("lr=inf must be finite",)),
+        ({"callback": "print"}, ("callback must be a function of (step, metrics, carry), not str",)),
+        ({"population": lambda *a: a}, ("unknown field 'population'",)),  # it starts with a `pop`: for `rlx.make`
     ],
 )
 def test_bad_arguments(tmp_path, kwargs, words):
@@ -79,6 +85,55 @@ def test_an_environment_without_a_time_limit_cannot_be_evaluated(tmp_path):
 
 def test_numpy_integers_are_integers():
     assert training.RunConfig(steps=np.int64(200), seeds=np.array([1, 2])) == RunConfig(steps=200, seeds=(1, 2))
+
+
+def test_everything_is_compiled_after_one_announcement_and_before_the_next(monkeypatch):
+    reference()  # the single operations that the first run of a process compiles
+    events = []
+    trainer = rlx.Trainer("ppo", CARTPOLE, **{**TINY, "hidden_sizes": (9,)})
+    monkeypatch.setattr(Progress, "announce", lambda self, text: events.append(text))
+    for name in ("init", "advance", "evaluate"):
+        original = getattr(rlx.Trainer, name)
+
+        def recorded(*args, name=name, original=original, **kwargs):
+            traced = isinstance(jax.numpy.zeros(()) + 0, jax.core.Tracer)  # the look at the memory
+            before = len(compiled)
+            out = original(*args, **kwargs)
+            if not traced:
+                events.append((name, len(compiled) > before))
+            return out
+
+        monkeypatch.setattr(rlx.Trainer, name, recorded)
+    train(trainer, steps=3 * PER)
+    assert "2 runs" in events[0] and "compiling" in events[0] and "compiled in" in events[4]
+    assert events[1:4] == [("init", True), ("advance", True), ("evaluate", True)]
+    assert {("advance", False), ("evaluate", False)} == set(events[5:])
+
+
+@pytest.mark.parametrize("directory", ["here", None])
+def test_the_cache_that_is_announced_is_that_of_jax(directory, monkeypatch):
+    before = jax.config.jax_compilation_cache_dir
+
+    def announce(self, text):
+        jax.config.update("jax_compilation_cache_dir", before)
+        assert text.endswith("; compiling, cache in here" if directory else "; compiling")
+        raise Boom
+
+    monkeypatch.setattr(Progress, "announce", announce)
+    session = Session(ppo(), RunConfig(**RUN), None, True, OWN)
+    jax.config.update("jax_compilation_cache_dir", directory)
+    with pytest.raises(Boom):
+        session.train()
+
+
+@pytest.mark.parametrize("total", [1, 3, 4, 5, 19, 20, 21, 39, 41, 100])
+def test_default_periods(total):
+    """At most 20 evaluations and 4 checkpoints, the last included."""
+    session = Session(ppo(), RunConfig(steps=total * PER), None, False, OWN)
+    for every, most in ((session.eval_every, 20), (session.log_every, 20), (session.save_every, 4)):
+        count = len({*range(every, total + 1, every), total})
+        assert count <= most and (count == most or total % most)
+        assert every == 1 or len({*range(every - 1, total + 1, every - 1), total}) > most  # as many as fit
 
 
 def test_progress_names_the_task_the_runs_and_their_memory(capfd):

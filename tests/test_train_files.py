@@ -47,7 +47,8 @@ def test_files(tmp_path):
     assert sorted(os.listdir(out)) == ["checkpoints", "metrics.parquet", "run.json"]
     assert sorted(os.listdir(out / "checkpoints")) == ["best", "last"]
     description = json.loads((out / "run.json").read_text())
-    assert (description["agent"], description["env"], description["own_env"]) == ("ppo", CARTPOLE, False)
+    assert (description["agent"], description["env"]) == ("ppo", CARTPOLE)
+    assert not description["own_env"] and not description["own_agent"]
     assert description["config"]["lr"] == 0.05 and description["run"]["seeds"] == [3, 5] and "jax" in description["versions"]
 
 
@@ -98,6 +99,28 @@ def test_unwritable(tmp_path, out):
     (tmp_path / "file").write_text("precious")
     fails(lambda: train(out=str(tmp_path / out)), "cannot write to out=", str(tmp_path / out))
     assert contents(tmp_path) == {"file": b"precious"}
+
+
+@pytest.mark.parametrize("out", ["x" * 300, "x" * 300 + "/y"])
+def test_not_even_readable(tmp_path, out):
+    fails(lambda: train(out=str(tmp_path / out)), "cannot write to out=", "name too long")
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_checkpoint_that_may_not_be_read_is_not_begun_anew(tmp_path, monkeypatch):
+    train(out=str(tmp_path), steps=PER, eval_every=PER)
+    before, exists = contents(tmp_path), Path.exists
+
+    def denied(self):
+        if self.parent.name == "checkpoints":
+            raise PermissionError(13, "Permission denied")
+        return exists(self)
+
+    with monkeypatch.context() as m:
+        m.setattr(Path, "exists", denied)
+        fails(lambda: train(out=str(tmp_path), resume=True), "cannot read checkpoint", "Permission denied")
+        fails(lambda: rlx.evaluate(tmp_path), "cannot read checkpoint", "Permission denied")
+    assert contents(tmp_path) == before
 
 
 def test_a_population_that_does_not_fit_leaves_nothing(tmp_path, monkeypatch):
@@ -197,8 +220,12 @@ class Killed(BaseException):
     pass
 
 
-def test_a_crash_at_any_save_loses_nothing(tmp_path, monkeypatch):
-    """Dies right before the n-th checkpoint is written, for every n; the resumed run ends as if nothing had happened."""
+@pytest.mark.parametrize("dead", [True, False])
+def test_a_crash_at_any_save_loses_nothing(tmp_path, monkeypatch, dead):
+    """Raises right before the n-th checkpoint is written, for every n; the resumed run ends as if nothing had happened.
+
+    Either the process is dead, and writes no further checkpoint, or it was an exception, and the last state is stored.
+    """
     run = {"steps": 6 * PER, "eval_every": 2 * PER, "save_every": 2 * PER, "keep": 1}
     one = train(out=str(tmp_path / "one"), **run)
     save, count = rlx.Trainer.save, 0
@@ -206,7 +233,7 @@ def test_a_crash_at_any_save_loses_nothing(tmp_path, monkeypatch):
     def dying(self, carry, path):
         nonlocal count
         count -= 1
-        if count == 0:
+        if count == 0 or (dead and count < 0):
             raise Killed
         save(self, carry, path)
 
@@ -216,7 +243,7 @@ def test_a_crash_at_any_save_loses_nothing(tmp_path, monkeypatch):
         try:
             train(out=str(out), **run)
         except Killed:
-            count = 0
+            count = 99
             two = train(out=str(out), **run, resume=True)
             assert_same_result(two, one)
             assert_same(two.carry("best"), one.carry("best"))

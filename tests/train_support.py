@@ -43,9 +43,12 @@ def sac() -> rlx.Trainer:
     return rlx.Trainer("sac", "probe/DelayedCredit-continuous", learning_starts=5 * PER, updates_per_step=0.1, **fields)
 
 
+OWN = {"own_agent": False, "own_env": False}
+
+
 def train(trainer=None, callback=None, **run) -> Result:
     """`rlx.train` with a trainer that is compiled already."""
-    return Session(trainer or ppo(), RunConfig(**{**RUN, **run}), callback, progress=False, own_env=False).train()
+    return Session(trainer or ppo(), RunConfig(**{**RUN, **run}), callback, progress=False, own=OWN).train()
 
 
 @cache

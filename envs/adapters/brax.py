@@ -10,6 +10,7 @@ import contextlib
 import inspect
 import io
 import warnings
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -47,10 +48,25 @@ def tasks() -> dict[str, type]:
     return {name: cls for name, cls in envs._envs.items() if name not in LEFT_OUT}
 
 
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """No warnings: Python's, and MuJoCo's, which it prints and appends to MUJOCO_LOG.TXT in the working directory."""
+    import mujoco
+
+    previous = mujoco.get_mju_user_warning()
+    mujoco.set_mju_user_warning(lambda message: None)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        mujoco.set_mju_user_warning(previous)
+
+
 class Brax(environment.Environment):
     """One Brax task. Actions in [-1, 1]; observations float32; reward and termination as the task defines them."""
 
-    def __init__(self, task: str, backend: str = "spring", **options: Any):
+    def __init__(self, task: str, /, backend: str = "spring", **options: Any):
         known = tasks()
         if task in LEFT_OUT:
             raise RlxError(f"brax/{task} is left out: {LEFT_OUT[task]}")
@@ -64,14 +80,17 @@ class Brax(environment.Environment):
                 raise RlxError(f"unknown option {option!r} of brax/{task}: {nearest(option, [*valid, 'max_steps'])}")
         self.task, self.options = task, dict(options, backend=backend)
         try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
+            with _quiet():
                 self.brax = known[task](**self.options)
-                obs = jax.eval_shape(self.brax.reset, jax.random.key(0)).obs
+                state = jax.eval_shape(self.brax.reset, jax.random.key(0))
+                if options:  # the constructors check none: a wrong type may not show before a step
+                    jax.eval_shape(self.brax.step, state, jax.ShapeDtypeStruct((self.brax.action_size,), jnp.float32))
         except Exception as error:
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-            others = ", ".join(b for b in BACKENDS if b != backend)
-            raise RlxError(f"brax/{task} does not run with backend={backend!r} ({reason}): try {others}") from error
+            given = ", ".join(f"{name}={value!r}" for name, value in self.options.items())
+            hint = "" if options else f": try {', '.join(b for b in BACKENDS if b != backend)}"
+            raise RlxError(f"brax/{task} does not run with {given} ({reason}){hint}") from error
+        obs = state.obs
         if not hasattr(obs, "shape"):
             raise RlxError(f"brax/{task}: dictionary observations are not supported")
         self.obs_shape = obs.shape
@@ -102,6 +121,8 @@ class Brax(environment.Environment):
         return spaces.Box(-np.inf, np.inf, self.obs_shape)
 
 
-def make(task: str, max_steps: int = EPISODE_STEPS, **options: Any) -> TimeLimit:
+def make(task: str, /, max_steps: int = EPISODE_STEPS, **options: Any) -> TimeLimit:
     """`brax/TASK`. Options: `backend` (spring, generalized, positional, mjx), `max_steps`, and the task's own arguments."""
+    if not isinstance(max_steps, int) or isinstance(max_steps, bool) or not 1 <= max_steps < 2**31:
+        raise RlxError(f"max_steps={max_steps!r} of brax/{task} must be a whole number in [1, 2^31)")
     return TimeLimit(Brax(task, **options), max_steps)

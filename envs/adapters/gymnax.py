@@ -8,6 +8,7 @@ from typing import Any
 
 from gymnax.environments import environment
 
+from rlx.envs import wrappers
 from rlx.errors import RlxError, nearest, unknown
 
 NEEDS_DOWNLOAD = ("MNISTBandit-bsuite",)
@@ -21,7 +22,7 @@ def tasks() -> dict[str, type]:
     return {name: factory for name, factory in registration._registry.items() if name not in NEEDS_DOWNLOAD}
 
 
-def make(task: str, **options: Any) -> environment.Environment:
+def make(task: str, /, **options: Any) -> environment.Environment:
     """`gymnax/TASK`; options are the constructor's arguments."""
     known = tasks()
     if task in NEEDS_DOWNLOAD:
@@ -33,4 +34,13 @@ def make(task: str, **options: Any) -> environment.Environment:
     for option in options:
         if option not in valid:
             raise RlxError(f"unknown option {option!r} of gymnax/{task}: {nearest(option, valid)}")
-    return known[task](**options)
+    if not options:
+        return known[task]()
+    try:
+        env = known[task](**options)
+        wrappers.spec(env, env.default_params)  # the constructors check none: a wrong type may not show before a step
+    except Exception as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        given = ", ".join(f"{name}={value!r}" for name, value in options.items())
+        raise RlxError(f"gymnax/{task} does not run with {given} ({reason})") from error
+    return env

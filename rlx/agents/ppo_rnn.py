@@ -127,7 +127,8 @@ def make(config: Config, spec: EnvSpec) -> Agent:
         def objective(params: PyTree, batch: dict[str, jax.Array]) -> tuple[jax.Array, dict]:
             memories = after(params, batch)
             flat = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), {k: batch[k] for k in data} | {"memory": memories})
-            return ppo.loss(hp, *read(params, flat["memory"]), flat)
+            pi, value = read(params, flat["memory"])
+            return ppo.loss(hp, pi, value, flat)
 
         params, opt_state, metrics = ppo.optimise(hp, c, objective, state, sequences | old, key)
         flat = [data[k].reshape(-1) for k in ("target", "value", "weight")]

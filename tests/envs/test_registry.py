@@ -1,10 +1,12 @@
 """Environments by id: what is there, what options reach, and the errors of whoever mistypes."""
 
 import jax
+import mujoco
 import pytest
 from gymnax.environments.environment import Environment
 
 from rlx import envs
+from rlx.envs.adapters import brax
 from rlx.errors import RlxError
 
 
@@ -23,6 +25,26 @@ def test_every_id_builds(env_id):
     params = env.default_params
     obs, _ = jax.eval_shape(env.reset_env, jax.random.key(0), params)
     assert isinstance(env.name, str) and obs.shape == env.observation_space(params).shape
+
+
+def test_a_backend_that_fails(monkeypatch):
+    def pusher(backend):
+        raise NotImplementedError("no tendons")
+
+    monkeypatch.setattr(brax, "tasks", lambda: {"pusher": pusher})
+    with pytest.raises(RlxError) as error:
+        envs.make("brax/pusher", backend="mjx")
+    text = "brax/pusher does not run with backend='mjx' (no tendons): try spring, generalized, positional"
+    assert str(error.value) == text
+
+
+@pytest.mark.parametrize("env_id", ["brax/halfcheetah", "brax/hopper"])
+def test_mujoco_is_silent(env_id, tmp_path, monkeypatch, capfd):
+    """It prints deprecations of the task's XML, and appends them to a file in the working directory."""
+    monkeypatch.chdir(tmp_path)
+    before = mujoco.get_mju_user_warning()
+    envs.make(env_id)
+    assert list(tmp_path.iterdir()) == [] and capfd.readouterr() == ("", "") and mujoco.get_mju_user_warning() is before
 
 
 def test_options_reach_the_constructor():
@@ -50,7 +72,23 @@ def test_options_reach_the_constructor():
         ("brax/hopper", {"backend": "sping"}, "unknown backend of brax/hopper 'sping': did you mean 'spring'?"),
         ("brax/hopper", {"max_step": 3}, "unknown option 'max_step' of brax/hopper: did you mean 'max_steps'?"),
         ("brax/hopper", {"helthy_reward": 0}, "unknown option 'helthy_reward' of brax/hopper: did you mean 'healthy_reward'?"),
-        ("brax/hopper", {"max_steps": 0}, "max_steps=0 must be >= 1"),
+        ("brax/hopper", {"max_steps": 0}, "max_steps=0 of brax/hopper must be a whole number in [1, 2^31)"),
+        ("brax/hopper", {"max_steps": "abc"}, "max_steps='abc' of brax/hopper must be a whole number"),
+        ("brax/hopper", {"max_steps": 1e3}, "max_steps=1000.0 of brax/hopper must be a whole number"),
+        ("brax/hopper", {"max_steps": True}, "max_steps=True of brax/hopper must be a whole number"),
+        ("brax/hopper", {"max_steps": 2**31}, "max_steps=2147483648 of brax/hopper must be a whole number"),
+        (
+            "brax/hopper",
+            {"ctrl_cost_weight": "abc"},
+            "brax/hopper does not run with ctrl_cost_weight='abc', backend='spring' (",
+        ),
+        ("brax/hopper", {"n_frames": "abc"}, "brax/hopper does not run with n_frames='abc', backend='spring' ("),
+        ("brax/hopper", {"backend": ["spring"]}, "unknown backend of brax/hopper ['spring']"),
+        ("brax/hopper", {"task": 3}, "unknown option 'task' of brax/hopper"),
+        ("brax/hopper", {"self": 3}, "unknown option 'self' of brax/hopper"),
+        ("gymnax/DeepSea-bsuite", {"size": "abc"}, "gymnax/DeepSea-bsuite does not run with size='abc' ("),
+        ("gymnax/DeepSea-bsuite", {"size": 2.5}, "gymnax/DeepSea-bsuite does not run with size=2.5 ("),
+        ("gymnax/CartPole-v1", {"task": 3}, "unknown option 'task' of gymnax/CartPole-v1"),
         ("brax/swimmer", {}, "brax/swimmer is left out: its only backend calls jnp.clip with arguments"),
         ("gymnax/DeepSea-bsuite", {"sze": 5}, "unknown option 'sze' of gymnax/DeepSea-bsuite: did you mean 'size'?"),
         ("gymnax/CartPole-v1", {"x": 5}, "unknown option 'x' of gymnax/CartPole-v1: there is none to choose from"),
