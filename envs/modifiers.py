@@ -49,7 +49,7 @@ def apply(
     if action_repeat is None and action_cost is None and obs_noise is None:
         return env
     if isinstance(env, HostEnv):
-        raise RlxError(f"{', '.join(OPTIONS)} need an environment in JAX, which {type(env).__name__} is not")
+        raise RlxError(f"{', '.join(OPTIONS)} are for environments in JAX; {env.name} runs on the host")
     inner, limit = (env.env, env.max_steps) if type(env) is TimeLimit else (env, None)
     if action_cost is not None:
         inner = ActionCost(inner, action_cost)

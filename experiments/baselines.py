@@ -25,7 +25,7 @@ import pandas as pd
 
 import rlx
 from rlx import evaluation, report
-from rlx.envs import vector, wrappers
+from rlx.envs import wrappers
 from rlx.sinks import parquet
 
 
@@ -64,7 +64,7 @@ BASELINES = {
         {"smoke": 2, "cpu": 4, "paper": 10}, {"preset": "brax"},
     ),
     "ppo-breakout": Baseline(
-        "ppo", "gymnax/Breakout-MinAtar", {"smoke": 100_000, "cpu": 2_000_000, "paper": 10_000_000},
+        "ppo", "gymnax/Breakout-MinAtar", {"smoke": 30_000, "cpu": 600_000, "paper": 10_000_000},
         {"smoke": 2, "cpu": 4, "paper": 10},
         {"num_envs": 50, "rollout_length": 40, "num_minibatches": 8, "lr": 1e-3, "activation": "relu", "hidden_sizes": (128,),
          "entropy_coef": 0.01},
@@ -89,7 +89,7 @@ def reference_return(trainer: rlx.Trainer, policy: str, episodes: int = 64) -> f
         return scale * jax.random.uniform(key, (spec.action_dim,), minval=-1.0, maxval=1.0), memory
 
     agent = trainer.agent._replace(greedy=act)
-    vec = vector.vectorise(wrappers.AgentView(trainer.env), episodes, auto_reset=False)
+    vec = wrappers.vectorise(trainer.env, episodes, auto_reset=False)
     evaluate = jax.jit(lambda runs, key: evaluation.evaluate(agent, vec, (), runs, key, jnp.int32(spec.max_episode_steps or 1)))
     return float(jnp.nanmean(evaluate(trainer.init(1).runs, jax.random.key(0))))
 

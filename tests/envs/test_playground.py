@@ -1,0 +1,156 @@
+"""MuJoCo Playground: its cart-pole against dm_control's, and what the loop relies on."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import rlx
+from rlx import envs, stats
+from rlx.envs import vector
+from rlx.errors import RlxError
+
+pytest.importorskip("mujoco_playground")
+suite = pytest.importorskip("dm_control.suite")
+
+SWINGUP = "playground/CartpoleSwingup"
+
+
+@functools.cache
+def swingup():
+    """(environment, reset, step), compiled once for this file."""
+    env = envs.make(SWINGUP, episode_length=7)
+    return env, jax.jit(env.reset_env), jax.jit(env.step_env)
+
+
+def test_cartpole_against_dm_control():
+    """Same state, same action, 100 steps from five angles between upright and hanging, each step from Playground's state:
+    positions and velocities agree to 2e-3 (float32 and semi-implicit Euler against float64 and dm_control's integrator),
+    rewards to 2e-2 (Playground's sees the pole one step late: MJX leaves its kinematics where the step began)."""
+    env, reset, step = swingup()
+    params = env.default_params
+    dmc = suite.load("cartpole", "swingup")
+    assert dmc.control_timestep() == pytest.approx(env.env.playground.dt)
+    dmc.reset()
+
+    def put(data):
+        with dmc.physics.reset_context():
+            dmc.physics.data.qpos[:], dmc.physics.data.qvel[:] = data.qpos, data.qvel
+
+    rng, rewards = np.random.default_rng(0), []
+    for angle in np.linspace(0.1, np.pi, 5):
+        _, state = reset(jax.random.key(0), params)
+        data = state.env.data.replace(qpos=jnp.array([0.1, angle], jnp.float32), qvel=jnp.array([0.2, -0.3], jnp.float32))
+        state = state.replace(env=state.env.replace(data=data))
+        for t in range(20):
+            action = rng.uniform(-1, 1, 1).astype(np.float32)
+            put(state.env.data)
+            dmc.task.before_step(action, dmc.physics)
+            dmc.physics.step(dmc._n_sub_steps)
+            _, state, reward, terminated, _ = step(jax.random.key(t), state, action, params)
+            np.testing.assert_allclose(state.env.data.qpos, dmc.physics.data.qpos, atol=2e-3)
+            np.testing.assert_allclose(state.env.data.qvel, dmc.physics.data.qvel, atol=2e-3)
+            put(state.env.data)
+            dmc.physics.data.ctrl[:] = action
+            np.testing.assert_allclose(reward, dmc.task.get_reward(dmc.physics), atol=2e-2)
+            assert not terminated
+            rewards.append(float(reward))
+    assert np.ptp(rewards) > 0.5
+
+
+def test_starts_differ():
+    env, *_ = swingup()
+    obs, _ = jax.jit(jax.vmap(env.reset_env, (0, None)))(jax.random.split(jax.random.key(1), 1000), env.default_params)
+    assert obs.shape == (1000, 5) and obs.dtype == jnp.float32 and np.isfinite(obs).all()
+    assert len(np.unique(np.asarray(obs), axis=0)) > 900
+
+
+def test_episodes_are_truncated_and_begin_afresh():
+    """Against single environments without resets: the same successors, the true one at the limit too."""
+    env, _, step = swingup()
+    params = vector.strong(env.default_params)
+    vec = vector.vectorise(env, 2)
+    actions = jnp.asarray(np.random.default_rng(1).uniform(-1, 1, (9, 2, 1)), jnp.float32)
+
+    @jax.jit
+    def program(key):
+        def one(carry, x):
+            i, action = x
+            state, out = vec.step(jax.random.fold_in(key, i), carry, action, params)
+            return state, out
+
+        state, _ = vec.reset(key, params)
+        return state, jax.lax.scan(one, state, (jnp.arange(9), actions))[1]
+
+    state, out = program(jax.random.key(2))
+    np.testing.assert_array_equal(out.truncated.sum(1), [0] * 6 + [2] + [0] * 2)
+    assert not out.terminated.any() and out.weight.all()
+    for n in range(2):
+        alone = jax.tree.map(lambda x, n=n: x[n], state)
+        for t in range(7):
+            successor, alone, reward, _, _ = step(jax.random.key(0), alone, actions[t, n], params)
+            np.testing.assert_allclose(out.next_obs[t, n], successor, atol=1e-4)
+            np.testing.assert_allclose(out.reward[t, n], reward, atol=1e-4)
+    assert not np.isclose(out.obs[6], out.next_obs[6], atol=1e-4).all(1).any()
+    np.testing.assert_array_equal(out.obs[5], out.next_obs[5])
+
+
+@pytest.mark.slow
+def test_action_repeat_sums_rewards():
+    env, reset, step = swingup()
+    twice = envs.make(SWINGUP, episode_length=7, action_repeat=2)
+    assert twice.default_params.max_steps_in_episode == 4
+    _, state = jax.jit(twice.reset_env)(jax.random.key(3), twice.default_params)
+    action = jnp.array([0.5], jnp.float32)
+    obs, _, reward, _, _ = jax.jit(twice.step_env)(jax.random.key(4), state, action, twice.default_params)
+    one = reset(jax.random.key(3), env.default_params)[1]
+    _, one, first, _, _ = step(jax.random.key(0), one, action, env.default_params)
+    last, _, second, _, _ = step(jax.random.key(0), one, action, env.default_params)
+    np.testing.assert_allclose(reward, first + second, rtol=1e-4)
+    np.testing.assert_allclose(obs, last, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("task", "options", "message"),
+    [
+        ("CartpoleSwingUp", {}, "unknown environment 'playground/CartpoleSwingUp': did you mean 'playground/CartpoleSwingup'?"),
+        ("CartpoleSwingup", {"imp": "jax"}, "unknown option 'imp' of playground/CartpoleSwingup: did you mean 'impl'?"),
+        ("CartpoleSwingup", {"impl": "jaxx"}, "unknown impl of playground/CartpoleSwingup 'jaxx': did you mean 'jax'?"),
+        ("CartpoleSwingup", {"episode_length": "x"}, "episode_length='x' of playground/CartpoleSwingup must be like 1000"),
+        ("CartpoleSwingup", {"episode_length": 0}, "episode_length=0 of playground/CartpoleSwingup must be >= 1"),
+        ("Go1JoystickFlatTerrain", {}, "playground/Go1JoystickFlatTerrain needs mujoco_menagerie, which rlx does not download"),
+    ],
+)
+def test_errors(task, options, message):
+    with pytest.raises(RlxError) as error:
+        envs.make(f"playground/{task}", **options)
+    assert str(error.value).startswith(message) and "\n" not in str(error.value)
+
+
+@pytest.mark.slow
+def test_sac_runs_on_it():
+    trainer = rlx.make("sac", SWINGUP, env_options={"episode_length": 6, "action_repeat": 2}, hidden_sizes=(4,), batch_size=4,
+                       replay_capacity=64, learning_starts=4)  # fmt: skip
+    carry, metrics = trainer.run(trainer.init(2), 12)
+    assert (metrics["episodes"] == 4).all() and (metrics["updates"] > 0).all() and np.isfinite(metrics["q"]).all()
+    assert np.isfinite(trainer.evaluate(carry, 1)).all()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("task", envs.ids(("playground",)))
+def test_every_task_builds(task):
+    env = envs.make(task)
+    obs, _ = jax.eval_shape(env.reset_env, jax.random.key(0), env.default_params)
+    assert obs.shape == env.observation_space(env.default_params).shape
+
+
+@pytest.mark.slow
+def test_sac_swings_up():
+    """50k agent steps of two native steps each."""
+    result = rlx.train(
+        "sac", SWINGUP, preset="small", steps=50_000, seeds=4, env_options={"action_repeat": 2}, progress=False, eval_episodes=4
+    )
+    final = np.asarray(result.returns)[:, -1]
+    assert stats.iqm(final) >= 600, final
