@@ -139,7 +139,8 @@ def check(field: Field, value: Any) -> Any:
     if not ok:
         if typing.get_origin(field.type) is Literal and isinstance(value, str):
             raise unknown(f"value of {field.name}", value, typing.get_args(field.type))
-        if isinstance(value, float) and float in (field.type, *typing.get_args(field.type)):
+        accepted = (field.type, *typing.get_args(field.type))
+        if isinstance(value, float) and not math.isfinite(value) and float in accepted:
             raise RlxError(f"{field.name}={value!r} must be finite")
         raise RlxError(f"{field.name}={value!r} must be {describe(field.type)}, not {type(value).__name__}")
     return value

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pandas as pd
@@ -44,7 +45,9 @@ def stopped(directory) -> Iterator[dict[str, tuple[int, str, str]]]:
     )
     processes = {name: start(name) for name in SIGNALS}
     try:
-        yield {name: stop(process, directory / name, SIGNALS[name]) for name, process in processes.items()}
+        with ThreadPoolExecutor() as pool:  # side by side: neither may get to its end while the other is waited for
+            stops = {name: pool.submit(stop, p, directory / name, SIGNALS[name]) for name, p in processes.items()}
+            yield {name: future.result() for name, future in stops.items()}
     finally:
         for process in processes.values():
             process.kill()
