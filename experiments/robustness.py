@@ -39,7 +39,7 @@ def main() -> None:
         returns = trainer.evaluate(carry.replace(runs=carry.runs.replace(env_params=params)), episodes=32)
         means = np.asarray(returns).mean(1).reshape(len(GRAVITIES), args.seeds)
         rows[f"evaluated at {g:g}"] = [stats.iqm(row) for row in means]
-    table = pd.DataFrame(rows, index=pd.Index([f"trained at {g:g}" for g in GRAVITIES], name="gravity")).round(0)
+    table = pd.DataFrame(rows, index=pd.Index([f"trained at {g:g}" for g in GRAVITIES], name="gravity")).astype(float).round(0)
     caption = f"\nIQM over {args.seeds} seeds of the mean return of 32 episodes, after {args.steps} steps of SAC (width 64).\n"
     args.out.parent.mkdir(parents=True, exist_ok=True)
     args.out.write_text(report.to_markdown(table) + "\n" + caption)
