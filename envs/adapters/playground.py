@@ -5,7 +5,9 @@ entry `action_repeat` is read by them only, and they step on behind an ending; `
 `action_repeat` of `rlx.envs.make`. An episode has `episode_length` steps (1000); its time limit truncates.
 
 The models differ from dm_control's: semi-implicit Euler without implicit damping where dm_control has RK4, fewer solver
-iterations, in some tasks another timestep (Playground's `dm_control_suite/xmls/README.md` lists it all).
+iterations, in some tasks another timestep (Playground's `dm_control_suite/xmls/README.md` lists it all). Kinematics are those
+of the state before the last physics step, where dm_control brings them up to date: of cart-pole's observation and reward the
+pole's angle is one step late, position and velocities are not.
 """
 
 from __future__ import annotations
@@ -41,6 +43,19 @@ def quiet() -> Iterator[None]:
     with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
         warnings.simplefilter("ignore")
         yield
+
+
+@contextlib.contextmanager
+def mending(mujoco: Any) -> Iterator[None]:
+    """What it takes to build a task. Playground 0.2.0 compares versions as strings, and asks MuJoCo 3.10 and later for a
+    method that 3.3 renamed. MuJoCo prints its warnings and appends them to MUJOCO_LOG.TXT in the working directory."""
+    previous = mujoco.get_mju_user_warning()
+    mujoco.set_mju_user_warning(lambda message: None)
+    try:
+        with quiet(), mock.patch.object(mujoco.MjSpec, "find_body", mujoco.MjSpec.body, create=True):
+            yield
+    finally:
+        mujoco.set_mju_user_warning(previous)
 
 
 def source(module: str) -> Any:
@@ -85,8 +100,8 @@ def configure(task: str, options: dict[str, Any]) -> Any:
             raise RlxError(f"{name}={value!r} of playground/{task} must be like {defaults[name]!r}") from None
     if "impl" in config and config.impl not in IMPLS:
         raise unknown(f"impl of playground/{task}", config.impl, IMPLS)
-    if config.episode_length < 1:
-        raise RlxError(f"episode_length={config.episode_length} of playground/{task} must be >= 1")
+    if not 1 <= config.episode_length < 2**31:
+        raise RlxError(f"episode_length={config.episode_length} of playground/{task} must be >= 1 and < 2^31")
     if not 0 < config.sim_dt <= config.ctrl_dt:
         raise RlxError(f"sim_dt={config.sim_dt} of playground/{task} must be > 0 and at most ctrl_dt={config.ctrl_dt}")
     return config
@@ -96,23 +111,21 @@ class Playground(environment.Environment):
     """One task. Actions in [-1, 1]; observations float32, of a dictionary the entry `state`: what the robot's policy gets,
     without the `privileged_state` that Playground shows its critics."""
 
-    def __init__(self, task: str, **options: Any):
+    def __init__(self, task: str, /, **options: Any):
         if task not in tasks():
             if task in robots():
                 where = source("mjx_env").MENAGERIE_PATH
                 raise RlxError(f"playground/{task} needs mujoco_menagerie, which rlx does not download: put it at {where}")
             raise unknown("environment", f"playground/{task}", [f"playground/{t}" for t in tasks()])
         self.task, self.config = task, configure(task, options)
-        mujoco = importlib.import_module("mujoco")
-        # Playground 0.2.0 compares versions as strings, and asks MuJoCo 3.10 and later for a method that 3.3 renamed.
-        renamed = mock.patch.object(mujoco.MjSpec, "find_body", mujoco.MjSpec.body, create=True)
         try:
-            with quiet(), renamed:
+            with mending(importlib.import_module("mujoco")):
                 self.playground = source("registry").load(task, config=self.config)
                 obs = jax.eval_shape(lambda key: self._observe(self.playground.reset(key)), jax.random.key(0))
         except Exception as error:
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-            raise RlxError(f"playground/{task} does not run with {options} ({reason})") from error
+            given = ", ".join(f"{name}={value!r}" for name, value in options.items())
+            raise RlxError(f"playground/{task} does not run with {given or 'its own config'} ({reason})") from error
         self.obs_shape = obs.shape
 
     @staticmethod
@@ -149,7 +162,7 @@ class Playground(environment.Environment):
         return spaces.Box(-np.inf, np.inf, self.obs_shape)
 
 
-def make(task: str, **options: Any) -> TimeLimit:
+def make(task: str, /, **options: Any) -> TimeLimit:
     """`playground/TASK`. Options are the entries of the task's config, `group.entry` inside a group: `episode_length`,
     `ctrl_dt`, `sim_dt`, ... `impl` is "jax" or "warp", by default "jax" without a GPU and Playground's choice with one; the
     state of one cannot be restored with the other.

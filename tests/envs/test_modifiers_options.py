@@ -18,11 +18,14 @@ from tests.envs.walk_support import KEY, Params, Walk, actions, run
 
 
 def test_noise_changes_what_is_observed_and_nothing_else():
-    """States, rewards and endings bit for bit, with random dynamics; the noise is of the stated scale, white and centred."""
+    """States, rewards and endings bit for bit those without the wrapper, with random dynamics; the noise is of the stated
+    scale, white and centred."""
     quiet, loud = (ObservationNoise(Walk(), std) for std in (0.0, 0.5))
     native = Params(max_steps_in_episode=20, end=5.0, shock=0.5)
     given = actions(steps=400)
     start, states, step = run(quiet, quiet.default_params.replace(env=native), given=given)
+    bare = run(Walk(), native, given=given)
+    jax.tree.map(np.testing.assert_array_equal, (bare[0], bare[1].x, bare[2]), (start, states.x, step))
     noisy_start, noisy_states, noisy = run(loud, loud.default_params.replace(env=native), given=given)
     for name in ("x", "time", "total"):
         np.testing.assert_array_equal(getattr(states, name), getattr(noisy_states, name))
@@ -57,13 +60,14 @@ def test_noise_leaves_integers_alone(strict):
         "board": jnp.arange(4, dtype=jnp.uint8),
         "on": jnp.array([True]),
         "x": jnp.zeros(3),
+        "z": jnp.zeros(3),
         "y": jnp.zeros((), jnp.bfloat16),
     }
     got = modifiers.noisy(KEY, obs, jnp.float32(1.0))
     for name in ("board", "on"):
         np.testing.assert_array_equal(got[name], obs[name])
     assert {n: x.dtype for n, x in got.items()} == {n: x.dtype for n, x in obs.items()}
-    assert np.unique([*got["x"], got["y"].astype(jnp.float32)]).size == 4 and np.abs(got["x"]).min() > 0
+    assert np.unique([*got["x"], *got["z"], got["y"].astype(jnp.float32)]).size == 7 and np.abs(got["x"]).min() > 0
 
 
 def test_noisy_observations_have_no_bounds():

@@ -10,6 +10,7 @@ import pytest
 import rlx
 from rlx import envs, stats
 from rlx.envs import vector
+from rlx.envs.wrappers import spec
 from rlx.errors import RlxError
 
 pytest.importorskip("mujoco_playground")
@@ -58,6 +59,56 @@ def test_cartpole_against_dm_control():
             assert not terminated
             rewards.append(float(reward))
     assert np.ptp(rewards) > 0.5
+
+
+@pytest.mark.parametrize(("position", "angle"), [(0.0, np.pi), (0.05, 0.03), (1.5, 1.5)])  # the last meets the slider's limit
+def test_a_trajectory_of_cartpole_equals_mujoco(position, angle):
+    """100 steps from one state, never put back, by dm_control with Playground's integrator and solver: observations and
+    rewards to 2e-5 (float32 against float64), where the pole's angle is taken one step late, as Playground does."""
+    mujoco = pytest.importorskip("mujoco")
+    env, reset, step = swingup()
+    dmc = suite.load("cartpole", "swingup")
+    option = dmc.physics.model.ptr.opt
+    option.integrator, option.iterations, option.ls_iterations = mujoco.mjtIntegrator.mjINT_EULER, 1, 4
+    option.disableflags |= mujoco.mjtDisableBit.mjDSBL_EULERDAMP
+    _, state = reset(jax.random.key(0), env.default_params)
+    qpos, qvel = np.float32([position, angle]), np.float32([0.2, -0.3])
+    state = state.replace(env=state.env.replace(data=state.env.data.replace(qpos=jnp.array(qpos), qvel=jnp.array(qvel))))
+    dmc.reset()
+    with dmc.physics.reset_context():
+        dmc.physics.data.qpos[:], dmc.physics.data.qvel[:] = qpos, qvel
+    rng, farthest = np.random.default_rng(0), 0.0
+    for _ in range(100):
+        action = rng.uniform(-1, 1, 1).astype(np.float32)
+        late = dmc.physics.data.xmat.copy()
+        dmc.task.before_step(action, dmc.physics)
+        dmc.physics.step(dmc._n_sub_steps)
+        obs, state, reward, _, _ = step(jax.random.key(0), state, action, env.default_params)
+        now, dmc.physics.data.xmat[:] = dmc.physics.data.xmat.copy(), late
+        expected = np.concatenate([dmc.physics.bounded_position(), dmc.physics.velocity()])
+        np.testing.assert_allclose(obs, expected, atol=2e-5)
+        np.testing.assert_allclose(reward, dmc.task.get_reward(dmc.physics), atol=2e-5)
+        dmc.physics.data.xmat[:] = now
+        farthest = max(farthest, expected[0])
+    assert (farthest > 1.8) == (position == 1.5)
+
+
+@pytest.fixture
+def outspoken():
+    """MuJoCo prints and logs its warnings, as it does of itself: dm_control takes them over."""
+    mujoco = pytest.importorskip("mujoco")
+    previous = mujoco.get_mju_user_warning()
+    mujoco.set_mju_user_warning(None)
+    yield
+    mujoco.set_mju_user_warning(previous)
+
+
+def test_building_leaves_no_log_behind(tmp_path, monkeypatch, capfd, outspoken):
+    """MuJoCo has something to say about the cheetah's model; and Playground about the reacher's, with this MuJoCo."""
+    monkeypatch.chdir(tmp_path)
+    for task in ("CheetahRun", "ReacherEasy"):
+        assert envs.make(f"playground/{task}").max_steps == 1000
+    assert not list(tmp_path.iterdir()) and capfd.readouterr() == ("", "")
 
 
 def test_starts_differ():
@@ -120,6 +171,15 @@ def test_action_repeat_sums_rewards():
         ("CartpoleSwingup", {"impl": "jaxx"}, "unknown impl of playground/CartpoleSwingup 'jaxx': did you mean 'jax'?"),
         ("CartpoleSwingup", {"episode_length": "x"}, "episode_length='x' of playground/CartpoleSwingup must be like 1000"),
         ("CartpoleSwingup", {"episode_length": 0}, "episode_length=0 of playground/CartpoleSwingup must be >= 1"),
+        (
+            "CartpoleSwingup",
+            {"episode_length": 2**31},
+            "episode_length=2147483648 of playground/CartpoleSwingup must be >= 1 and",
+        ),
+        ("CartpoleSwingup", {"sim_dt": 0.02}, "sim_dt=0.02 of playground/CartpoleSwingup must be > 0 and at most ctrl_dt=0.01"),
+        ("CartpoleSwingup", {"sim_dt": True}, "sim_dt=True of playground/CartpoleSwingup must be like 0.01"),
+        ("CartpoleSwingup", {"task": "x"}, "unknown option 'task' of playground/CartpoleSwingup: "),
+        ("CartpoleSwingup", {"vision": True}, "playground/CartpoleSwingup does not run with vision=True ("),
         ("Go1JoystickFlatTerrain", {}, "playground/Go1JoystickFlatTerrain needs mujoco_menagerie, which rlx does not download"),
     ],
 )
@@ -141,9 +201,17 @@ def test_sac_runs_on_it():
 @pytest.mark.slow
 @pytest.mark.parametrize("task", envs.ids(("playground",)))
 def test_every_task_builds(task):
+    """And its state keeps its structure and dtypes."""
     env = envs.make(task)
-    obs, _ = jax.eval_shape(env.reset_env, jax.random.key(0), env.default_params)
-    assert obs.shape == env.observation_space(env.default_params).shape
+    params = vector.strong(env.default_params)
+    facts = spec(env, params)
+    assert facts.obs_shape == env.observation_space(params).shape and facts.obs_dtype == jnp.float32
+    assert (facts.reward_shape, facts.max_episode_steps, env.name) == ((), 1000, task)
+    vec = vector.vectorise(env, 2)
+    state, _ = jax.eval_shape(vec.reset, jax.random.key(0), params)
+    after, _ = jax.eval_shape(vec.step, jax.random.key(0), state, jnp.zeros((2, facts.action_dim), jnp.float32), params)
+    avals = lambda tree: [(x.shape, x.dtype, x.weak_type) for x in jax.tree.leaves(tree)]
+    assert jax.tree.structure(state) == jax.tree.structure(after) and avals(state) == avals(after)
 
 
 @pytest.mark.slow

@@ -49,7 +49,7 @@ class Walk(Environment):
         x = 0.75 * state.x + action + params.shock * jax.random.normal(key, (2,))
         time = state.time + 1
         bad = jnp.where(time == params.nan_at, jnp.nan, 0.0)
-        reward = 1.0 + x.sum() + bad * (self.nan_in == "reward")
+        reward = 1.0 + x.sum() + (bad if self.nan_in == "reward" else 0.0)
         if self.objectives:
             reward = reward * jnp.arange(1.0, 1.0 + self.objectives)
         obs = x + bad if self.nan_in == "obs" else x
