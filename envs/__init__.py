@@ -6,5 +6,6 @@
 from rlx.envs.adapters.legacy import legacy
 from rlx.envs.registry import ids, make
 from rlx.envs.vector import vectorise
+from rlx.envs.wrappers import TimeLimit
 
-__all__ = ["ids", "legacy", "make", "vectorise"]
+__all__ = ["TimeLimit", "ids", "legacy", "make", "vectorise"]

@@ -21,9 +21,10 @@ from flax import struct
 from gymnax.environments import environment, spaces
 
 from rlx.envs.host import HostEnv
-from rlx.envs.vector import finite, state_dtypes
+from rlx.envs.vector import state_dtypes
 from rlx.envs.wrappers import TimeLimit, Wrapper
 from rlx.errors import RlxError
+from rlx.masks import finite
 from rlx.types import PyTree
 
 OPTIONS = ("action_repeat", "action_cost", "obs_noise")

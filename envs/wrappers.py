@@ -15,8 +15,8 @@ from gymnax.environments import environment, spaces
 
 from rlx.envs import vector
 from rlx.envs.host import HostEnv
-from rlx.envs.vector import where
 from rlx.errors import RlxError
+from rlx.masks import where
 from rlx.types import EnvSpec, PyTree, Step, VecEnv
 
 

@@ -40,8 +40,9 @@ Traced = Annotated[T, TRACED]
 
 # Bounds of the names that agents share, (low, high), inclusive; an agent adds its own in `Config.bounds`.
 _BOUNDS: dict[str, tuple[float, float]] = {
-    **dict.fromkeys(("num_envs", "rollout_length", "batch_size", "replay_capacity", "target_period", "policy_delay",
+    **dict.fromkeys(("num_envs", "rollout_length", "batch_size", "replay_capacity",
                      "num_epochs", "num_minibatches", "n_step", "hidden_sizes"), (1, math.inf)),
+    **dict.fromkeys(("target_period", "policy_delay"), (1, 2**31)),  # counted in uint32
     **dict.fromkeys(("lr", "actor_lr", "critic_lr", "temperature_lr", "learning_starts", "max_grad_norm", "clip_eps",
                      "value_coef", "epsilon_steps", "exploration_noise", "temperature"), (0, math.inf)),
     **dict.fromkeys(("gamma", "tau", "gae_lambda", "epsilon_start", "epsilon_end"), (0, 1)),

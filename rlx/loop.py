@@ -20,13 +20,15 @@ import jax.numpy as jnp
 from flax import struct
 
 from rlx import types
-from rlx.envs.vector import where
+from rlx.masks import where
 from rlx.types import HP, Agent, Carry, PyTree, Runs, Transition, VecEnv, keys_for, stream
 
 # population(pop, runs, returns, key, i) -> pop, runs. `returns` `[R(, m)]` are the mean returns of the training episodes that
 # ended in this iteration, NaN where none did.
 Population = Callable[[PyTree, Runs, jax.Array, jax.Array, jax.Array], tuple[PyTree, Runs]]
 Iterate = Callable[[Runs, jax.Array], tuple[Runs, "Totals"]]  # `iterate` with agent and environment bound
+
+MAX_REPORT = 2**31  # env steps of one run between two reports, whose counts are int32
 
 
 class Totals(struct.PyTreeNode):

@@ -17,7 +17,7 @@ from rlx import agents, checkpoint, envs, evaluation, footprint, grid, loop
 from rlx import config as config_
 from rlx.envs import host, vector, wrappers
 from rlx.errors import RlxError
-from rlx.types import STREAM_HOST, Agent, Carry, PyTree, Runs, keys_for, stream
+from rlx.types import STREAM_QUERY, Agent, Carry, PyTree, Runs, keys_for, stream
 from rlx.versions import versions
 
 MAX_ITERATIONS = 2**32  # the counter is a uint32
@@ -122,9 +122,8 @@ class Trainer:
         if steps <= 0 or steps % per:
             below = max(steps, 0) // per * per
             valid = f"{below} or {below + per}" if below else f"{per}"
-            raise RlxError(
-                f"{name}={steps} must be a positive multiple of num_envs * rollout_length = {per}: nearest is {valid}"
-            )
+            multiple = f"a positive multiple of num_envs * rollout_length = {per}"
+            raise RlxError(f"{name}={steps} must be {multiple}: nearest is {valid}")
         if steps // per >= MAX_ITERATIONS:
             raise RlxError(f"{name}={steps} needs 2^32 iterations or more: raise num_envs or rollout_length")
         return int(steps) // per
@@ -147,6 +146,8 @@ class Trainer:
         n = self.iterations(steps)
         if points < 1 or n % points:
             raise RlxError(f"points={points} must divide the {n} iterations of steps={steps}")
+        if steps // points >= loop.MAX_REPORT:
+            raise RlxError(f"points={points} must be more: each covers 2^31 env steps, beyond its int32 counts")
         if int(carry.i) + n >= MAX_ITERATIONS:
             raise RlxError(f"steps={steps} would pass 2^32 iterations: raise num_envs or rollout_length")
         rows = []
@@ -181,7 +182,7 @@ class Trainer:
             return wrappers.decode(self.env.action_space(run.env_params), action)
 
         def batch(run: Runs, obs: PyTree) -> jax.Array:
-            run_key = stream(jax.random.fold_in(key, run.seed), STREAM_HOST)
+            run_key = stream(jax.random.fold_in(key, run.seed), STREAM_QUERY)
             keys = keys_for(run_key, len(jax.tree.leaves(obs)[0]))
             return jax.vmap(lambda o, k: one(run, o, k))(obs, keys)
 
@@ -266,9 +267,9 @@ class Trainer:
 
     def _compile_evaluation(self, episodes: int) -> Callable[[Runs, jax.Array, jax.Array], jax.Array]:
         vec = wrappers.vectorise(self.env, episodes, auto_reset=False)
-        shape = self.spec.reward_shape
-        program = jax.jit(lambda runs, key, limit: evaluation.evaluate(self.agent, vec, shape, runs, key, limit))
-        return host.surfacing(self.env, program)
+        agent, shape = self.agent, self.spec.reward_shape
+        program = lambda runs, key, limit: evaluation.evaluate(agent, vec, shape, runs, key, limit)
+        return host.surfacing(self.env, jax.jit(program))
 
     # --- disk --------------------------------------------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 import pandas as pd
 
-from rlx import agents, checkpoint, footprint, grid, results
+from rlx import agents, checkpoint, footprint, grid, loop, results
 from rlx import config as config_
 from rlx.errors import RlxError, unknown
 from rlx.interrupt import SigInt
@@ -98,6 +98,9 @@ class Session:
         self.eval_every = self._every("eval_every", run.eval_every, EVALUATIONS)
         self.log_every = self._every("log_every", run.log_every, 0) or self.eval_every
         self.save_every = self._every("save_every", run.save_every, SAVES)
+        span = min(self.total, self.eval_every, self.log_every, self.save_every) * trainer.steps_per_iteration
+        if span >= loop.MAX_REPORT:
+            raise RlxError(f"log_every={span} must be below 2^31 env steps, which a report's int32 counts can hold")
         if trainer.spec.max_episode_steps is None:
             raise RlxError(f"{trainer.env_name} has no time limit, so it cannot be evaluated: wrap it in rlx.envs.TimeLimit")
         if run.resume and run.out is None:

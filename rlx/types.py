@@ -130,7 +130,7 @@ class Carry(struct.PyTreeNode):
 
 # --- keys: one named stream per consumer, so that a new consumer never shifts the others -------------------------------
 
-STREAM_RESET, STREAM_ENV, STREAM_ACT, STREAM_LEARN, STREAM_INIT, STREAM_MEMORY, STREAM_EVALUATE, STREAM_HOST = range(8)
+STREAM_RESET, STREAM_ENV, STREAM_ACT, STREAM_LEARN, STREAM_INIT, STREAM_MEMORY, STREAM_EVALUATE, STREAM_QUERY = range(8)
 
 
 def stream(key: jax.Array, name: int, *counters: jax.Array | int) -> jax.Array:

@@ -60,6 +60,7 @@ def test_a_users_own_environment_and_every_kind_of_keyword(tmp_path):
         ({"seeds": 0}, ("seeds=0",)),
         ({"seeds": (-1,)}, ("seeds=(-1,) must lie in [0, 2^32)",)),
         ({"eval_episodes": 0}, ("eval_episodes=0 must be >= 1",)),
+        ({"steps": PER * 2**30, "eval_every": PER * 2**28, "save_every": PER * 2**28}, ("log_every=5368709120", "below 2^31")),
         ({"keep": -1}, ("keep=-1 must be >= 0",)),
         ({"steps": 1e6}, ("steps=1000000.0 must be int, not float",)),
         ({"hidden_sizes": (-3,)}, ("hidden_sizes",)),

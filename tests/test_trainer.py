@@ -162,6 +162,7 @@ def test_points_must_divide():
     t = trainer("ppo")
     fails(lambda: t.run(fresh("ppo"), 4 * t.steps_per_iteration, points=3), "points=3", "4 iterations")
     fails(lambda: t.run(fresh("ppo"), t.steps_per_iteration, points=0), "points=0")
+    fails(lambda: t.run(fresh("ppo"), 2**32, points=2), "points=2", "2^31 env steps")  # more than an int32 counts
 
 
 @both

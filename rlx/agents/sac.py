@@ -49,8 +49,8 @@ from rlx import config as base
 from rlx import counters, normalize, replay, returns
 from rlx.config import Traced
 from rlx.distributions import TanhNormal
-from rlx.envs.vector import mask
 from rlx.errors import RlxError
+from rlx.masks import mask
 from rlx.networks import MLP, Torso, ensemble
 from rlx.types import HP, Agent, EnvSpec, PyTree, Transition
 
