@@ -41,6 +41,11 @@ class Baseline:
     aim: float | None = None  # IQM at the end; None: 10 x random and above standing still
 
 
+_MEMORY: dict[str, Any] = {
+    "steps": {"smoke": 10_000, "cpu": 200_000, "paper": 1_000_000}, "seeds": {"smoke": 2, "cpu": 4, "paper": 10},
+    "fields": {"env_params": {"memory_length": 20}}, "aim": 0.95,
+}  # fmt: skip
+
 BASELINES = {
     "ppo-cartpole": Baseline(
         "ppo", "gymnax/CartPole-v1", {"smoke": 15_000, "cpu": 300_000, "paper": 1_000_000}, {"smoke": 2, "cpu": 8, "paper": 10},
@@ -69,6 +74,18 @@ BASELINES = {
         {"num_envs": 50, "rollout_length": 40, "num_minibatches": 8, "lr": 1e-3, "activation": "relu", "hidden_sizes": (128,),
          "entropy_coef": 0.01},
     ),
+    # env steps are agent steps: two native ones each
+    "sac-swingup": Baseline(
+        "sac", "playground/CartpoleSwingup", {"smoke": 2_500, "cpu": 50_000, "paper": 500_000},
+        {"smoke": 2, "cpu": 4, "paper": 10}, {"preset": "small", "env_options": {"action_repeat": 2}}, aim=600,
+    ),
+    "sac-gymnasium-hopper": Baseline(
+        "sac", "gymnasium/Hopper-v5", {"smoke": 5_000, "cpu": 100_000, "paper": 1_000_000},
+        {"smoke": 2, "cpu": 4, "paper": 10}, {"preset": "small"},
+    ),
+    # the first observation is the only clue to what the last action must be, 20 steps later
+    "ppo-rnn-memory": Baseline("ppo_rnn", "gymnax/MemoryChain-bsuite", **_MEMORY),
+    "ppo-memory": Baseline("ppo", "gymnax/MemoryChain-bsuite", **_MEMORY),
 }  # fmt: skip
 
 
@@ -78,7 +95,7 @@ def fields(name: str, scale: str = "cpu") -> dict[str, Any]:
     return {"agent": b.agent, "env": b.env, "steps": b.steps[scale], "seeds": b.seeds[scale], **b.fields}
 
 
-def reference_return(trainer: rlx.Trainer, policy: str, episodes: int = 64) -> float:
+def reference_return(trainer: rlx.Trainer, policy: str, episodes: int = 256) -> float:
     """Mean return of `random` (uniform) or `still` (zero) actions, over exactly that many episodes of the same environment."""
     spec = trainer.spec
 
