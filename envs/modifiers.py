@@ -1,9 +1,9 @@
-"""What changes a task: action repeat, a cost of actions, noise on what is observed. All are gymnax environments themselves.
+"""What changes a task: action repeat, action cost, noisy observations, stacks of frames. All are gymnax environments.
 
-`rlx.envs.make` accepts them as options of every suite, `action_repeat=2, action_cost=0.1, obs_noise=0.01`, through `split`
-and `apply`; the classes wrap any environment object. From the inside out:
+`rlx.envs.make` accepts them as options of every suite, `action_repeat=2, action_cost=0.1, obs_noise=0.01, frame_stack=3`,
+through `split` and `apply`; the classes wrap any environment object. From the inside out:
 
-    ActionCost -> ActionRepeat -> ObservationNoise -> TimeLimit
+    ActionCost -> ActionRepeat -> ObservationNoise -> FrameStack -> TimeLimit
 
 so a cost is charged in each native step, and noise is drawn once for each observation that an agent sees.
 """
@@ -27,7 +27,7 @@ from rlx.errors import RlxError
 from rlx.masks import finite
 from rlx.types import PyTree
 
-OPTIONS = ("action_repeat", "action_cost", "obs_noise")
+OPTIONS = ("action_repeat", "action_cost", "obs_noise", "frame_stack")
 NOISE = 0x6E6F6973  # the noise's branch of a step's key, far from the small numbers that environments fold in
 
 
@@ -42,12 +42,13 @@ def apply(
     action_repeat: int | None = None,
     action_cost: float | None = None,
     obs_noise: float | None = None,
+    frame_stack: int | None = None,
 ) -> environment.Environment:
     """`env` with what is given. A cost or a noise of 0 is there, as a parameter to be varied.
 
     A `TimeLimit` around `env` stays outermost and counts agent steps: ceil(its limit / action_repeat).
     """
-    if action_repeat is None and action_cost is None and obs_noise is None:
+    if action_repeat is None and action_cost is None and obs_noise is None and frame_stack is None:
         return env
     if isinstance(env, HostEnv):
         raise RlxError(f"{', '.join(OPTIONS)} are for environments in JAX; {env.name} runs on the host")
@@ -58,6 +59,8 @@ def apply(
         inner = ActionRepeat(inner, action_repeat)
     if obs_noise is not None:
         inner = ObservationNoise(inner, obs_noise)
+    if frame_stack is not None:
+        inner = FrameStack(inner, frame_stack)
     return inner if limit is None else TimeLimit(inner, -(-limit // (action_repeat or 1)))
 
 
@@ -111,6 +114,58 @@ class ActionRepeat(Wrapper):
         last = taken.sum() - 1
         obs, terminated, info = jax.tree.map(lambda x: x[last], (obs, terminated, info))
         return obs, state, reward.sum(0), terminated, info
+
+
+# --- frame stacking ----------------------------------------------------------------------------------------------------
+
+
+@struct.dataclass
+class StackState:
+    env: PyTree
+    stack: jax.Array
+
+
+class FrameStack(Wrapper):
+    """Observes the last `frames` observations, concatenated on their last axis, newest last; the first of an episode stands
+    for those before it. Images keep their shape, other arrays are flattened.
+
+    `EnvSpec.frames` tells agents, whose replay keeps each frame once. Outermost but for `TimeLimit`: what changes
+    observations or skips steps outside a stack breaks that, and has `frames` 1.
+    """
+
+    def __init__(self, env: environment.Environment, frames: int):
+        super().__init__(env)
+        if not isinstance(frames, (int, np.integer)) or isinstance(frames, bool) or frames < 1:
+            raise RlxError(f"frame_stack={frames!r} must be a whole number >= 1")
+        space = env.observation_space(env.default_params)
+        if not isinstance(space, spaces.Box):
+            raise RlxError(f"frame_stack: {env.name} observes no arrays but a {type(space).__name__} space")
+        self.frames = int(frames)
+
+    def reset_env(self, key: jax.Array, params: Any) -> tuple[jax.Array, StackState]:
+        obs, state = self.env.reset_env(key, params)
+        stack = jnp.concatenate([image_or_vector(obs)] * self.frames, axis=-1)
+        return stack, StackState(state, stack)
+
+    def step_env(self, key: jax.Array, state: StackState, action: Any, params: Any) -> tuple:
+        obs, inner, reward, terminated, info = self.env.step_env(key, state.env, action, params)
+        obs = image_or_vector(obs).astype(state.stack.dtype)
+        stack = jnp.concatenate([state.stack[..., obs.shape[-1] :], obs], axis=-1)
+        return stack, StackState(inner, stack), reward, terminated, info
+
+    def is_truncated(self, state: StackState, params: Any) -> jax.Array:
+        return self.env.is_truncated(state.env, params)
+
+    def observation_space(self, params: Any) -> spaces.Box:
+        space = self.env.observation_space(params)
+        repeat = lambda bound: jnp.concatenate([image_or_vector(jnp.broadcast_to(bound, space.shape))] * self.frames, axis=-1)
+        low, high = repeat(space.low), repeat(space.high)
+        return spaces.Box(low, high, low.shape, space.dtype)
+
+
+def image_or_vector(obs: jax.Array) -> jax.Array:
+    obs = jnp.asarray(obs)
+    return obs if obs.ndim == 3 else obs.ravel()
 
 
 # --- a cost of actions -------------------------------------------------------------------------------------------------

@@ -47,8 +47,8 @@ def ids(suites: Iterable[str] | None = None) -> list[str]:
 
 
 def make(env_id: str, /, **options: Any) -> Environment:
-    """The environment of that id, in its native units, with constructor `options`; `action_repeat`, `action_cost` and
-    `obs_noise` are options of every suite (`rlx.envs.modifiers`).
+    """The environment of that id, in its native units, with constructor `options`; what
+    `rlx.envs.modifiers` names are options of every suite.
 
     Raises RlxError for an unknown id or option, naming the nearest valid one, and for a suite that is not installed,
     naming what installs it.

@@ -21,7 +21,12 @@ from rlx.types import EnvSpec, PyTree, Step, VecEnv
 
 
 class Wrapper(environment.Environment):
-    """Forwards everything to `env`."""
+    """Forwards everything to `env`.
+
+    An observation is `frames` frames on the last axis, of which the next one has all but the oldest.
+    """
+
+    frames: int = 1
 
     def __init__(self, env: environment.Environment):
         self.env = env
@@ -50,6 +55,11 @@ class Wrapper(environment.Environment):
         return self.env.observation_space(params)
 
 
+def frames(env: environment.Environment) -> int:
+    """Of how many frames an observation of `env` is a stack."""
+    return env.frames if isinstance(env, Wrapper) else 1
+
+
 # --- time limit --------------------------------------------------------------------------------------------------------
 
 
@@ -73,6 +83,7 @@ class TimeLimit(Wrapper):
         if max_steps < 1:
             raise RlxError(f"max_steps={max_steps} must be >= 1")
         self.max_steps = max_steps
+        self.frames = frames(env)
 
     @property
     def default_params(self) -> TimedParams:
@@ -202,7 +213,7 @@ def spec(env: environment.Environment, params: PyTree, name: str | None = None) 
         raise RlxError(f"{label}: the reward has shape {reward.shape}; it must be a scalar or a vector (m,)")
     limit = getattr(params, "max_steps_in_episode", None)
     limit = None if limit is None or not np.isfinite(limit) else int(limit)
-    return EnvSpec(label, obs.shape, obs.dtype, num_actions, action_dim, reward.shape, limit)
+    return EnvSpec(label, obs.shape, obs.dtype, num_actions, action_dim, reward.shape, limit, frames(env))
 
 
 # --- episode statistics ------------------------------------------------------------------------------------------------

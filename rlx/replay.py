@@ -46,7 +46,7 @@ def insert(data: PyTree, items: PyTree, position: jax.Array) -> PyTree:
         jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), items),
     )
     written = np.arange(max(0, steps * num_envs - capacity), steps * num_envs)
-    slots = _wrap(jnp.asarray(position, jnp.uint32), (written % capacity).astype(np.uint32), capacity)
+    slots = wrap(jnp.asarray(position, jnp.uint32), (written % capacity).astype(np.uint32), capacity)
 
     def write(buffer: jax.Array, new: jax.Array) -> jax.Array:
         flat = new.reshape(steps * num_envs, *new.shape[2:])[written[0] :]
@@ -80,19 +80,41 @@ def sample_windows(
     Raises RlxError if `horizon * num_envs` exceeds the capacity.
     """
     capacity = jax.tree.leaves(data)[0].shape[0]
-    if horizon * num_envs > capacity:
-        raise RlxError(f"replay_capacity={capacity} must hold {horizon} steps of {num_envs} environments: {horizon * num_envs}")
+    return take(data, window_slots(key, n, position, size, capacity, num_envs, horizon))
+
+
+def window_slots(
+    key: jax.Array, n: int, position: jax.Array, size: jax.Array, capacity: int, num_envs: int, horizon: int = 1,
+    history: int = 0, future: int = 0,
+) -> jax.Array:  # fmt: skip
+    """The slots `[n, horizon]` of what `sample_windows` returns.
+
+    `history` steps before a window are stored too, unless they were never made; so are `future` steps after it. Raises
+    RlxError if the capacity does not hold all of these.
+    """
+    check_capacity(capacity, history + horizon + future, num_envs)
     stored = jnp.clip(jnp.asarray(size, jnp.uint32), np.uint32(1), np.uint32(capacity))
-    span = np.uint32((horizon - 1) * num_envs)
+    lost = jnp.where(stored == np.uint32(capacity), np.uint32(history * num_envs), np.uint32(0))  # their history is gone
+    span = lost + np.uint32((horizon - 1 + future) * num_envs)
     starts = jnp.where(stored > span, stored - span, np.uint32(1))
-    first = jax.random.randint(key, (n,), np.uint32(0), starts, jnp.uint32)
+    first = lost + jax.random.randint(key, (n,), np.uint32(0), starts, jnp.uint32)
     age = first[:, None] + (np.arange(horizon, dtype=np.uint32) * np.uint32(num_envs))[None]  # 0 is the oldest item
-    oldest = _wrap(jnp.asarray(position, jnp.uint32), np.uint32(capacity) - stored, capacity)
-    slots = _wrap(oldest, jnp.minimum(age, stored - np.uint32(1)), capacity)
+    oldest = wrap(jnp.asarray(position, jnp.uint32), np.uint32(capacity) - stored, capacity)
+    return wrap(oldest, jnp.minimum(age, stored - np.uint32(1)), capacity)
+
+
+def check_capacity(capacity: int, steps: int, num_envs: int) -> None:
+    """RlxError unless that many steps of every environment fit."""
+    if steps * num_envs > capacity:
+        raise RlxError(f"replay_capacity={capacity} must hold {steps} steps of {num_envs} environments: {steps * num_envs}")
+
+
+def take(data: PyTree, slots: jax.Array) -> PyTree:
+    """The items at `slots` (any shape), leaves `[*slots.shape, ...]`."""
     return jax.tree.map(lambda x: x.at[slots].get(mode="promise_in_bounds"), data)
 
 
-def _wrap(a: jax.Array, b: jax.typing.ArrayLike, capacity: int) -> jax.Array:
+def wrap(a: jax.Array, b: jax.typing.ArrayLike, capacity: int) -> jax.Array:
     """`(a + b) % capacity` for uint32 `a < capacity`, `b <= capacity`: no overflow, since capacity <= 2^31."""
     return (a + b) % np.uint32(capacity)
 
@@ -133,7 +155,7 @@ def uniform(capacity: int) -> Uniform:
         kept = min(steps * num_envs, capacity)
         return State(
             insert(state.data, items, state.position),
-            _wrap(state.position, np.uint32(steps * num_envs % capacity), capacity),
+            wrap(state.position, np.uint32(steps * num_envs % capacity), capacity),
             jnp.minimum(state.size, np.uint32(capacity - kept)) + np.uint32(kept),
         )
 

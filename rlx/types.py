@@ -52,7 +52,8 @@ class EnvSpec(NamedTuple):
     """What an agent may know of its environment, all static and hashable.
 
     `num_actions` is None for continuous actions; continuous actions are float32 vectors `(action_dim,)` in [-1, 1].
-    `reward_shape` is `()` or `(m,)`. `max_episode_steps` is None where the environment has no time limit.
+    `reward_shape` is `()` or `(m,)`. `max_episode_steps` is None where the environment has no time limit. The last axis of an
+    observation is `frames` frames, newest last.
     """
 
     name: str
@@ -62,6 +63,7 @@ class EnvSpec(NamedTuple):
     action_dim: int
     reward_shape: tuple[int, ...]
     max_episode_steps: int | None
+    frames: int = 1
 
 
 class VecEnv(NamedTuple):

@@ -46,12 +46,13 @@ import optax
 from flax import struct
 
 from rlx import config as base
-from rlx import counters, normalize, replay, returns
+from rlx import counters, normalize, returns
 from rlx.config import Traced
 from rlx.distributions import TanhNormal
 from rlx.errors import RlxError
 from rlx.masks import mask
 from rlx.networks import MLP, Torso, ensemble
+from rlx.ring import ring
 from rlx.types import HP, Agent, EnvSpec, PyTree, Transition
 
 # for CPUs: widths 64, a small replay
@@ -174,10 +175,8 @@ def make(config: Config, spec: EnvSpec) -> Agent:
             f"updates_per_step={c.updates_per_step} gives {per_iteration * c.updates_per_step:g} updates per iteration of "
             f"{per_iteration} env steps; the nearest valid value is {max(num_updates, 1) / per_iteration:g}"
         )
-    if c.n_step * c.num_envs > c.replay_capacity:
-        raise RlxError(f"replay_capacity={c.replay_capacity} must hold n_step * num_envs = {c.n_step * c.num_envs} transitions")
-    # learning starts once the replay can also fill a window of n steps
-    start = counters.first_iteration(max(c.learning_starts, c.n_step * c.num_envs), per_iteration)
+    buffer = ring(spec, c.replay_capacity, c.num_envs, c.rollout_length)
+    start = counters.first_iteration(max(c.learning_starts, buffer.steps(c.n_step)), per_iteration)
     num_random = start + 1 if c.learning_starts else 0  # iterations of random actions: up to the one of the first update
     target_entropy = -float(spec.action_dim) if c.target_entropy is None else c.target_entropy
     actor, critic = Actor(c, spec), ensemble(Critic, 2)(c, spec)
@@ -195,11 +194,7 @@ def make(config: Config, spec: EnvSpec) -> Agent:
             adam(hp["actor_lr"]).init(actor_params), adam(hp["critic_lr"]).init(critic_params),
             adam(hp["temperature_lr"]).init(log_alpha),
         )  # fmt: skip
-        item = {
-            "obs": obs, "action": action, "reward": jnp.zeros(()), "next_obs": obs,
-            "terminated": jnp.zeros((), bool), "truncated": jnp.zeros((), bool), "weight": jnp.zeros(()),
-        }  # fmt: skip
-        return State(learner, replay.init(item, c.replay_capacity), normalize.init_obs(spec, c.normalize_obs))
+        return State(learner, buffer.init(), normalize.init_obs(spec, c.normalize_obs))
 
     def act(hp: HP, state: State, memory: tuple, obs: jax.Array, key: jax.Array, i: jax.Array) -> tuple:
         explore = lambda: jax.random.uniform(key, (spec.action_dim,), minval=-1.0, maxval=1.0)
@@ -266,10 +261,7 @@ def make(config: Config, spec: EnvSpec) -> Agent:
         return learner, metrics | {"temperature": alpha}
 
     def learn(hp: HP, state: State, rollout: Transition, key: jax.Array, i: jax.Array) -> tuple[State, dict]:
-        items = {name: getattr(rollout, name) for name in state.replay}
-        data = replay.insert(state.replay, items, replay.position(i, per_iteration, c.replay_capacity))
-        size = replay.size(i + 1, per_iteration, c.replay_capacity)
-        head = replay.position(i + 1, per_iteration, c.replay_capacity)
+        data = buffer.insert(state.replay, rollout, i)
         stats = state.obs_stats
         if stats is not None:
             flat = rollout.obs.reshape(per_iteration, *spec.obs_shape)
@@ -277,7 +269,7 @@ def make(config: Config, spec: EnvSpec) -> Agent:
 
         def one(learner: Learner, u: jax.Array) -> tuple[Learner, dict]:
             k = jax.random.fold_in(key, u)
-            batch = replay.sample_windows(data, jax.random.fold_in(k, 0), c.batch_size, head, size, c.num_envs, c.n_step)
+            batch = buffer.sample(data, jax.random.fold_in(k, 0), c.batch_size, i, c.n_step)
             batch |= {name: normalize.observe(stats, batch[name]) for name in ("obs", "next_obs")}
             sync = counters.period_elapsed(i - jnp.uint32(start), num_updates, u, c.target_period)
             return update(hp, learner, batch, sync, jax.random.fold_in(k, 1))

@@ -20,14 +20,14 @@ NOISE = np.array([0.7, -0.4])
 def fixed(monkeypatch):
     """Known randomness: one noise vector for every action; the batch is all windows of the first rollout, in order."""
 
-    def windows(data, key, n, position, size, num_envs, horizon=1):
+    def windows(key, n, position, size, capacity, num_envs, horizon=1, history=0, future=0):
         starts = np.arange((T - horizon + 1) * N)
-        return jax.tree.map(lambda x: x[starts[:, None] + num_envs * np.arange(horizon)[None]], data)
+        return jnp.asarray(starts[:, None] + num_envs * np.arange(horizon)[None])
 
     def raw(self, key, n):
         return jnp.broadcast_to(self.loc + self.scale * jnp.asarray(NOISE, jnp.float32), (n, *self.loc.shape))
 
-    monkeypatch.setattr(replay, "sample_windows", windows)
+    monkeypatch.setattr(replay, "window_slots", windows)
     monkeypatch.setattr(TanhNormal, "_raw_n", raw)
 
 
