@@ -14,6 +14,7 @@ One row per program and population, each measured in a process of its own withou
 | update GFLOP/s, best GFLOP/s | one iteration of `sac-256`, and the best float32 matmul at its shapes in the same process |
 | % of matmul peak | their ratio; the time includes acting, stepping, sampling and Adam, the FLOPs are matmuls only |
 
+The board's convolution is shifted slices and a matmul (`networks.PatchConv`); the rows of `nn.Conv` have XLA's instead.
 Times are medians of three windows. `--quick` is a smoke test: one population, short windows.
 
 Matmul FLOPs of one SAC update. A layer `[B, m] @ [m, n]` costs 2 B m n forward, as much for the gradient of its matrix and
@@ -47,18 +48,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import pandas as pd
 
 import rlx
-from rlx import footprint
+from rlx import footprint, networks
 from rlx.report import tables
 
 REPEATS = 3
 MOST = 2**16  # iterations of one window; SAC waits longer than that, so that waiting can be timed
 WAITING_SHARE = 0.2
 CAPACITY = 1_000_000
+MINATAR = {"num_envs": 50, "rollout_length": 40, "num_minibatches": 8, "activation": "relu", "hidden_sizes": (128,)}
 SAC = {"learning_starts": MOST + 1, "replay_capacity": CAPACITY}
 
 S = TypeVar("S")
@@ -74,6 +77,8 @@ class Program:
 
 PROGRAMS = {
     "ppo": Program("ppo", "gymnax/CartPole-v1", {}, (1, 16, 64)),
+    "ppo-minatar": Program("ppo", "gymnax/Breakout-MinAtar", MINATAR, (1, 4, 16)),
+    "ppo-minatar, nn.Conv": Program("ppo", "gymnax/Breakout-MinAtar", MINATAR, (1, 4)),
     "sac-64": Program("sac", "gymnax/Pendulum-v1", {**SAC, "hidden_sizes": (64, 64)}, (1, 16, 64)),
     "sac-256": Program("sac", "gymnax/Pendulum-v1", {**SAC, "hidden_sizes": (256, 256), "batch_size": 256}, (1, 16)),
 }
@@ -108,6 +113,10 @@ def pace(repeat: Callable[[S, int], S], state: S, window: float) -> tuple[float,
 def measure(name: str, population: int, window: float) -> dict[str, Any]:
     """A row of the table."""
     program = PROGRAMS[name]
+    if name.endswith("nn.Conv"):  # the same parameters and numbers, by XLA's convolution
+        networks.PatchConv = lambda features, kernel, stride, init: nn.Conv(  # type: ignore[assignment, misc]
+            features, (kernel, kernel), stride, padding="VALID", kernel_init=init
+        )
     trainer = rlx.make(program.agent, program.env, **program.fields)
     per = trainer.steps_per_iteration
     start = lambda: trainer.run(trainer.init(population), per)

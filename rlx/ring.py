@@ -136,7 +136,8 @@ def take_stacked(data: Stacked, slots: jax.Array, num_envs: int, frames: int) ->
     begin = jax.lax.cummax(jnp.where(replay.take(first, around), step, 0), axis=1)  # of the episode each step belongs to
     of_stack = np.arange(horizon)[:, None] + np.arange(frames)[None]
     of_stack = jnp.maximum(jnp.asarray(of_stack)[None], begin[:, frames - 1 :, None])
-    stack = replay.take(frame, jax.vmap(lambda row, index: row[index])(around, of_stack))  # [n, horizon, frames, ...]
+    of_stack = jax.vmap(lambda row, index: row[index])(around, of_stack)  # slots, [n, horizon, frames]
+    stack = [replay.take(frame, of_stack[..., j]) for j in range(frames)]
 
     out = replay.take({name: x for name, x in data.items.items() if name not in ("frame", "first", "end")}, slots)
     end, room = replay.take(data.items["end"], slots), np.uint32(data.final.shape[0])
@@ -145,11 +146,4 @@ def take_stacked(data: Stacked, slots: jax.Array, num_envs: int, frames: int) ->
     flat = lambda x: x.reshape(slots.size, *x.shape[2:])
     successor = where(flat(ended), flat(replay.take(data.final, end % room)), flat(after)).reshape(after.shape)
     out["weight"] = jnp.where(ended & (data.ends - end > room), 0.0, out["weight"])
-    next_stack = jnp.concatenate([stack[:, :, 1:], successor[:, :, None]], axis=2)
-    return out | {"obs": merge(stack), "next_obs": merge(next_stack)}
-
-
-def merge(stack: jax.Array) -> jax.Array:
-    """`[n, horizon, frames, ..., C]` -> `[n, horizon, ..., frames * C]`."""
-    moved = jnp.moveaxis(stack, 2, -2)
-    return moved.reshape(*moved.shape[:-2], -1)
+    return out | {"obs": jnp.concatenate(stack, axis=-1), "next_obs": jnp.concatenate([*stack[1:], successor], axis=-1)}
