@@ -1,11 +1,11 @@
-"""What changes a task: action repeat, action cost, noisy observations, stacks of frames. All are gymnax environments.
+"""What changes a task: action repeat, action cost, pixels, noisy observations, stacks of frames. All are gymnax environments.
 
-`rlx.envs.make` accepts them as options of every suite, `action_repeat=2, action_cost=0.1, obs_noise=0.01, frame_stack=3`,
-through `split` and `apply`; the classes wrap any environment object. From the inside out:
+`rlx.envs.make` accepts them as options of every suite, `action_repeat=2, action_cost=0.1, pixels=True, obs_noise=0.01,
+frame_stack=3`, through `split` and `apply`; the classes wrap any environment object. From the inside out:
 
-    ActionCost -> ActionRepeat -> ObservationNoise -> FrameStack -> TimeLimit
+    ActionCost -> ActionRepeat -> Pixels -> ObservationNoise -> FrameStack -> TimeLimit
 
-so a cost is charged in each native step, and noise is drawn once for each observation that an agent sees.
+so a cost is charged in each native step, and a frame or noise is drawn once for each observation that an agent sees.
 """
 
 from __future__ import annotations
@@ -21,13 +21,14 @@ from flax import struct
 from gymnax.environments import environment, spaces
 
 from rlx.envs.host import HostEnv
+from rlx.envs.pixels import Pixels
 from rlx.envs.vector import state_dtypes
 from rlx.envs.wrappers import TimeLimit, Wrapper
 from rlx.errors import RlxError
 from rlx.masks import finite
 from rlx.types import PyTree
 
-OPTIONS = ("action_repeat", "action_cost", "obs_noise", "frame_stack")
+OPTIONS = ("action_repeat", "action_cost", "pixels", "obs_noise", "frame_stack")
 NOISE = 0x6E6F6973  # the noise's branch of a step's key, far from the small numbers that environments fold in
 
 
@@ -41,6 +42,7 @@ def apply(
     env: environment.Environment,
     action_repeat: int | None = None,
     action_cost: float | None = None,
+    pixels: bool | None = None,
     obs_noise: float | None = None,
     frame_stack: int | None = None,
 ) -> environment.Environment:
@@ -48,7 +50,9 @@ def apply(
 
     A `TimeLimit` around `env` stays outermost and counts agent steps: ceil(its limit / action_repeat).
     """
-    if action_repeat is None and action_cost is None and obs_noise is None and frame_stack is None:
+    if pixels not in (None, False, True):
+        raise RlxError(f"pixels={pixels!r} must be True or False")
+    if not pixels and action_repeat is None and action_cost is None and obs_noise is None and frame_stack is None:
         return env
     if isinstance(env, HostEnv):
         raise RlxError(f"{', '.join(OPTIONS)} are for environments in JAX; {env.name} runs on the host")
@@ -57,6 +61,8 @@ def apply(
         inner = ActionCost(inner, action_cost)
     if action_repeat is not None:
         inner = ActionRepeat(inner, action_repeat)
+    if pixels:
+        inner = Pixels(inner)
     if obs_noise is not None:
         inner = ObservationNoise(inner, obs_noise)
     if frame_stack is not None:

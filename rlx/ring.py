@@ -129,14 +129,14 @@ def take_stacked(data: Stacked, slots: jax.Array, num_envs: int, frames: int) ->
     frame, first = data.items["frame"], data.items["first"]
 
     # the slots of the window and of what may be its first observation's history, `[n, frames - 1 + horizon]`
-    back = np.arange(frames - 1, 0, -1) * num_envs % capacity
-    before = replay.wrap(slots[:, :1], np.uint32(capacity - back)[None], capacity)
+    back = capacity - np.arange(frames - 1, 0, -1) * num_envs % capacity
+    before = replay.wrap(slots[:, :1], back.astype(np.uint32)[None], capacity)
     around = jnp.concatenate([before, slots], axis=1)
     step = jnp.broadcast_to(np.arange(around.shape[1])[None], around.shape)
     begin = jax.lax.cummax(jnp.where(replay.take(first, around), step, 0), axis=1)  # of the episode each step belongs to
-    of_stack = np.arange(horizon)[:, None] + np.arange(frames)[None]
-    of_stack = jnp.maximum(jnp.asarray(of_stack)[None], begin[:, frames - 1 :, None])
-    of_stack = jax.vmap(lambda row, index: row[index])(around, of_stack)  # slots, [n, horizon, frames]
+    steps = jnp.asarray(np.arange(horizon)[:, None] + np.arange(frames)[None])[None]
+    steps = jnp.maximum(steps, begin[:, frames - 1 :, None])  # of each stack, [n, horizon, frames]
+    of_stack = jax.vmap(lambda row, index: row[index])(around, steps)
     stack = [replay.take(frame, of_stack[..., j]) for j in range(frames)]
 
     out = replay.take({name: x for name, x in data.items.items() if name not in ("frame", "first", "end")}, slots)

@@ -206,7 +206,7 @@ def test_bad_stacks(env, value, says):
 
 
 def test_sac_learns_the_same_from_frames(monkeypatch):
-    """Bit for bit what it learns from whole stacks, where both sample the same slots: Pendulum, episodes of 20 steps, and the ring wraps."""
+    """Bit for bit what it learns from whole stacks, where both sample the same slots: episodes of 20 steps; the ring wraps."""
     from rlx import replay
 
     sampled = replay.window_slots

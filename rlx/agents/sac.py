@@ -33,7 +33,6 @@ Entropies are in nats over the action in [-1, 1]^d. Defaults against their sourc
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
@@ -46,13 +45,12 @@ import optax
 from flax import struct
 
 from rlx import config as base
-from rlx import counters, normalize, returns
+from rlx import normalize, off_policy
 from rlx.config import Traced
 from rlx.distributions import TanhNormal
 from rlx.errors import RlxError
-from rlx.masks import mask
 from rlx.networks import MLP, Torso, ensemble
-from rlx.ring import ring
+from rlx.off_policy import Batch
 from rlx.types import HP, Agent, EnvSpec, PyTree, Transition
 
 # for CPUs: widths 64, a small replay
@@ -166,18 +164,7 @@ def make(config: Config, spec: EnvSpec) -> Agent:
     c = config
     if spec.num_actions is not None:
         raise RlxError(f"sac needs continuous actions; {spec.name} has {spec.num_actions} discrete ones: use ppo")
-    if spec.reward_shape:
-        raise RlxError(f"sac learns from a scalar reward; {spec.name} has a reward vector of shape {spec.reward_shape}")
-    per_iteration = c.num_envs * c.rollout_length
-    num_updates = round(per_iteration * c.updates_per_step)
-    if num_updates < 1 or not math.isclose(num_updates, per_iteration * c.updates_per_step):
-        raise RlxError(
-            f"updates_per_step={c.updates_per_step} gives {per_iteration * c.updates_per_step:g} updates per iteration of "
-            f"{per_iteration} env steps; the nearest valid value is {max(num_updates, 1) / per_iteration:g}"
-        )
-    buffer = ring(spec, c.replay_capacity, c.num_envs, c.rollout_length)
-    start = counters.first_iteration(max(c.learning_starts, buffer.steps(c.n_step)), per_iteration)
-    num_random = start + 1 if c.learning_starts else 0  # iterations of random actions: up to the one of the first update
+    plan, buffer = off_policy.plan(c, spec, "sac")
     target_entropy = -float(spec.action_dim) if c.target_entropy is None else c.target_entropy
     actor, critic = Actor(c, spec), ensemble(Critic, 2)(c, spec)
     policy: Callable[..., Any] = actor.apply
@@ -199,7 +186,7 @@ def make(config: Config, spec: EnvSpec) -> Agent:
     def act(hp: HP, state: State, memory: tuple, obs: jax.Array, key: jax.Array, i: jax.Array) -> tuple:
         explore = lambda: jax.random.uniform(key, (spec.action_dim,), minval=-1.0, maxval=1.0)
         sample = lambda: policy(state.learner.actor, normalize.observe(state.obs_stats, obs)).sample(seed=key)
-        return jax.lax.cond(i < num_random, explore, sample), memory, ()
+        return jax.lax.cond(i < plan.random, explore, sample), memory, ()
 
     def greedy(hp: HP, state: State, memory: tuple, obs: jax.Array, key: jax.Array) -> tuple:
         return policy(state.learner.actor, normalize.observe(state.obs_stats, obs)).mode(), memory
@@ -213,28 +200,20 @@ def make(config: Config, spec: EnvSpec) -> Agent:
         q = jax.vmap(lambda a: q_values(state.learner.critic, obs, a))(actions)
         return jax.vmap(soft_value, (0, 0, None))(q, log_prob, jnp.exp(state.learner.log_alpha)).mean()
 
-    def update(hp: HP, learner: Learner, batch: PyTree, sync: jax.Array, key: jax.Array) -> tuple[Learner, dict]:
-        """One gradient update of everything. batch leaves `[B, n_step, ...]`; `sync`: move the target critics."""
+    def update(hp: HP, learner: Learner, batch: Batch, sync: jax.Array, key: jax.Array) -> tuple[Learner, dict]:
+        """One gradient update of everything; `sync`: move the target critics."""
         alpha = jnp.exp(learner.log_alpha)
-        batch = mask(batch["weight"] > 0, batch)  # what weighs nothing may be anything, NaN included
-        weight = batch["weight"][:, 0]
-        mean = lambda x: normalize.weighted_mean(x, weight)
 
         # targets: the (n-step) return, bootstrapped from the true successor
-        window = jax.vmap(returns.n_step, (0, 0, 0, None, 0))(
-            batch["reward"], batch["terminated"], batch["truncated"], hp["gamma"], batch["weight"]
-        )
-        obs, action = batch["obs"][:, 0], batch["action"][:, 0]
-        next_obs = jax.vmap(lambda x, last: x[last])(batch["next_obs"], window.last)
-        next_action, next_log_prob = policy(learner.actor, next_obs).sample_and_log_prob(seed=jax.random.fold_in(key, 0))
-        next_q = q_values(learner.target, next_obs, next_action)
+        next_action, next_log_prob = policy(learner.actor, batch.next_obs).sample_and_log_prob(seed=jax.random.fold_in(key, 0))
+        next_q = q_values(learner.target, batch.next_obs, next_action)
         next_value = jax.vmap(soft_value, (1, 0, None))(next_q, next_log_prob, alpha)
-        target = jax.lax.stop_gradient(window.return_ + window.discount * next_value)
+        target = jax.lax.stop_gradient(batch.return_ + batch.discount * next_value)
 
         # critics
         def j_q(params: PyTree) -> tuple[jax.Array, jax.Array]:
-            q = q_values(params, obs, action)
-            return mean(jax.vmap(critic_loss, (1, 0))(q, target)), q.mean()
+            q = q_values(params, batch.obs, batch.action)
+            return batch.mean(jax.vmap(critic_loss, (1, 0))(q, target)), q.mean()
 
         (q_loss, q_mean), grads = jax.value_and_grad(j_q, has_aux=True)(learner.critic)
         updates, critic_opt = adam(hp["critic_lr"]).update(grads, learner.critic_opt)
@@ -242,20 +221,19 @@ def make(config: Config, spec: EnvSpec) -> Agent:
 
         # actor
         def j_pi(params: PyTree) -> tuple[jax.Array, jax.Array]:
-            new_action, log_prob = policy(params, obs).sample_and_log_prob(seed=jax.random.fold_in(key, 1))
-            q = q_values(critic_params, obs, new_action)
-            return mean(jax.vmap(actor_loss, (1, 0, None))(q, log_prob, alpha)), log_prob
+            new_action, log_prob = policy(params, batch.obs).sample_and_log_prob(seed=jax.random.fold_in(key, 1))
+            q = q_values(critic_params, batch.obs, new_action)
+            return batch.mean(jax.vmap(actor_loss, (1, 0, None))(q, log_prob, alpha)), log_prob
 
         (pi_loss, log_prob), grads = jax.value_and_grad(j_pi, has_aux=True)(learner.actor)
         updates, actor_opt = adam(hp["actor_lr"]).update(grads, learner.actor_opt)
         actor_params = optax.apply_updates(learner.actor, updates)
 
         # temperature: d J / d log alpha = -(log pi + target entropy)
-        updates, alpha_opt = adam(hp["temperature_lr"]).update(-mean(log_prob + target_entropy), learner.alpha_opt)
+        updates, alpha_opt = adam(hp["temperature_lr"]).update(-batch.mean(log_prob + target_entropy), learner.alpha_opt)
         log_alpha = learner.log_alpha + updates
 
-        tau = jnp.where(sync, hp["tau"], 0.0)
-        target_params = jax.tree.map(lambda t, o: t + tau * (o - t), learner.target, critic_params)
+        target_params = off_policy.move(learner.target, critic_params, hp["tau"], sync)
         learner = Learner(actor_params, critic_params, target_params, log_alpha, actor_opt, critic_opt, alpha_opt)
         metrics = {"critic_loss": q_loss, "actor_loss": pi_loss, "q": q_mean, "entropy": -log_prob.mean()}
         return learner, metrics | {"temperature": alpha}
@@ -264,24 +242,15 @@ def make(config: Config, spec: EnvSpec) -> Agent:
         data = buffer.insert(state.replay, rollout, i)
         stats = state.obs_stats
         if stats is not None:
-            flat = rollout.obs.reshape(per_iteration, *spec.obs_shape)
-            stats = normalize.update(stats, flat, rollout.weight.reshape(per_iteration))
+            stats = normalize.update(stats, rollout.obs.reshape(-1, *spec.obs_shape), rollout.weight.ravel())
 
-        def one(learner: Learner, u: jax.Array) -> tuple[Learner, dict]:
-            k = jax.random.fold_in(key, u)
-            batch = buffer.sample(data, jax.random.fold_in(k, 0), c.batch_size, i, c.n_step)
-            batch |= {name: normalize.observe(stats, batch[name]) for name in ("obs", "next_obs")}
-            sync = counters.period_elapsed(i - jnp.uint32(start), num_updates, u, c.target_period)
-            return update(hp, learner, batch, sync, jax.random.fold_in(k, 1))
+        def one(learner: Learner, key: jax.Array, u: jax.Array) -> tuple[Learner, dict]:
+            windows = buffer.sample(data, jax.random.fold_in(key, 0), c.batch_size, i, c.n_step)
+            batch = off_policy.batch(windows, hp["gamma"], stats)
+            sync = off_policy.completes(plan, c.target_period, i, u)
+            return update(hp, learner, batch, sync, jax.random.fold_in(key, 1))
 
-        def train(learner: Learner) -> tuple[Learner, dict]:
-            learner, metrics = jax.lax.scan(one, learner, jnp.arange(num_updates, dtype=jnp.uint32))
-            return learner, {**jax.tree.map(jnp.mean, metrics), "updates": jnp.int32(num_updates)}
-
-        def wait(learner: Learner) -> tuple[Learner, dict]:
-            return learner, jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), jax.eval_shape(train, learner)[1])
-
-        learner, metrics = jax.lax.cond(i >= start, train, wait, state.learner)
+        learner, metrics = off_policy.updates(plan, one, state.learner, key, i)
         return State(learner, data, stats), metrics
 
     return Agent(init, lambda hp, state, key: (), act, greedy, learn, c.num_envs, c.rollout_length, value)

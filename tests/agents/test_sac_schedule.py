@@ -107,5 +107,5 @@ def test_metrics_are_nan_only_before_the_first_update():
 
 
 def test_the_replay_must_hold_a_window():
-    with pytest.raises(rlx.RlxError, match="^replay_capacity=5 must hold 3 steps of 2 environments: 6"):
+    with pytest.raises(rlx.RlxError, match=r"^replay_capacity=5 must hold 3 steps of 2 environments: 6"):
         build(replay_capacity=5, n_step=3)

@@ -1,0 +1,113 @@
+"""What off-policy agents share: when they act at random, when and how often they update, and what a batch is."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+
+from rlx import counters, normalize, returns
+from rlx.errors import RlxError
+from rlx.masks import mask
+from rlx.ring import Ring, ring
+from rlx.types import EnvSpec, PyTree
+
+Metrics = dict[str, jax.Array]
+
+
+class Plan(NamedTuple):
+    """In iterations, all static: random actions in the first `random`, `updates` gradient updates in each from `start` on."""
+
+    random: int
+    start: int
+    updates: int
+
+
+def plan(config: Any, spec: EnvSpec, algorithm: str) -> tuple[Plan, Ring]:
+    """From `num_envs, rollout_length, updates_per_step, learning_starts, replay_capacity, n_step` of an agent's config.
+
+    The first update is in the first iteration that ends at or after `learning_starts` env steps, and not before the replay
+    holds a window of every environment; until then, that iteration included, actions are random. Raises RlxError for a
+    vector reward, for a number of updates per iteration that is not whole, and for a replay too small for a window.
+    """
+    c = config
+    if spec.reward_shape:
+        raise RlxError(f"{algorithm} learns from a scalar reward; {spec.name} has a reward vector of shape {spec.reward_shape}")
+    per_iteration = c.num_envs * c.rollout_length
+    exact = per_iteration * c.updates_per_step
+    updates = round(exact)
+    if updates < 1 or not math.isclose(updates, exact):
+        raise RlxError(
+            f"updates_per_step={c.updates_per_step} gives {exact:g} updates per iteration of {per_iteration} env steps; "
+            f"the nearest valid value is {max(updates, 1) / per_iteration:g}"
+        )
+    buffer = ring(spec, c.replay_capacity, c.num_envs, c.rollout_length)
+    start = counters.first_iteration(max(c.learning_starts, buffer.steps(c.n_step)), per_iteration)
+    return Plan(start + 1 if c.learning_starts else 0, start, updates), buffer
+
+
+class Batch(struct.PyTreeNode):
+    """Leaves `[B, ...]`: the target of (obs, action) is `return_ + discount * V(next_obs)`; with `weight` 0 it does not count."""
+
+    obs: jax.Array
+    action: jax.Array
+    return_: jax.Array
+    discount: jax.Array
+    next_obs: jax.Array
+    weight: jax.Array
+
+    def mean(self, x: jax.Array) -> jax.Array:
+        """Of `[B]` over the samples that count."""
+        return normalize.weighted_mean(x, self.weight)
+
+
+def batch(windows: dict[str, jax.Array], gamma: jax.Array, stats: normalize.Stats | None = None) -> Batch:
+    """n-step targets from windows `[B, n, ...]` (`returns.n_step`); observations normalised by `stats`."""
+    windows |= {name: normalize.observe(stats, windows[name]) for name in ("obs", "next_obs")}
+    windows = mask(windows["weight"] > 0, windows)  # what weighs nothing may be anything, NaN included
+    n_step = jax.vmap(returns.n_step, (0, 0, 0, None, 0))
+    target = n_step(windows["reward"], windows["terminated"], windows["truncated"], gamma, windows["weight"])
+    next_obs = jax.vmap(lambda x, last: x[last])(windows["next_obs"], target.last)
+    first = lambda name: windows[name][:, 0]
+    return Batch(first("obs"), first("action"), target.return_, target.discount, next_obs, first("weight"))
+
+
+def updates(
+    plan: Plan,
+    update: Callable[[PyTree, jax.Array, jax.Array], tuple[PyTree, Metrics]],
+    learner: PyTree,
+    key: jax.Array,
+    i: jax.Array,
+) -> tuple[PyTree, Metrics]:
+    """The updates of iteration `i` -> learner, their mean metrics with `updates`; none before `plan.start`.
+
+    update(learner, key, k) -> learner, metrics; `k` is what `completes` takes. The conditional returns the learner, which
+    is small next to a replay.
+    """
+
+    def one(learner: PyTree, u: jax.Array) -> tuple[PyTree, Metrics]:
+        return update(learner, jax.random.fold_in(key, u), u)
+
+    def train(learner: PyTree) -> tuple[PyTree, Metrics]:
+        learner, metrics = jax.lax.scan(one, learner, jnp.arange(plan.updates, dtype=jnp.uint32))
+        return learner, {**jax.tree.map(jnp.mean, metrics), "updates": jnp.int32(plan.updates)}
+
+    def wait(learner: PyTree) -> tuple[PyTree, Metrics]:
+        return learner, jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), jax.eval_shape(train, learner)[1])
+
+    return jax.lax.cond(i >= plan.start, train, wait, learner)
+
+
+def completes(plan: Plan, period: int, i: jax.Array, u: jax.Array) -> jax.Array:
+    """Whether update `u` of iteration `i` completes a period of gradient updates, counted from the first one: bool scalar."""
+    return counters.period_elapsed(i - jnp.uint32(plan.start), plan.updates, u, period)
+
+
+def move(target: PyTree, online: PyTree, tau: jax.Array, now: jax.Array) -> PyTree:
+    """Target parameters: `target + tau (online - target)` where `now`, else as they are."""
+    tau = jnp.where(now, tau, 0.0)
+    return jax.tree.map(lambda t, o: t + tau * (o - t), target, online)
