@@ -51,7 +51,7 @@ def plan(config: Any, spec: EnvSpec, algorithm: str) -> tuple[Plan, Ring]:
 
 
 class Batch(struct.PyTreeNode):
-    """Leaves `[B, ...]`: the target of (obs, action) is `return_ + discount * V(next_obs)`; with `weight` 0 it does not count."""
+    """Leaves `[B, ...]`; the target of (obs, action) is `return_ + discount * V(next_obs)`. Weight 0 does not count."""
 
     obs: jax.Array
     action: jax.Array
