@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import operator
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +15,17 @@ import numpy as np
 from rlx import config as config_
 from rlx.errors import RlxError, unknown
 from rlx.types import HP, PyTree
+
+
+class Rows(NamedTuple):
+    """What runs begin with, one row each: hyperparameters, environment parameters, and the seed (uint32); leaves `[R, ...]`."""
+
+    hp: HP
+    env_params: PyTree
+    seeds: jax.Array
+
+    def __len__(self) -> int:
+        return len(self.seeds)
 
 
 def seeds(given: int | Sequence[int]) -> list[int]:
@@ -100,10 +111,16 @@ def params_from_json(params: PyTree, values: Mapping[str, Any]) -> PyTree:
     return jax.tree.map_with_path(leaf, params)
 
 
-def configurations(
-    config: config_.Config, params: PyTree, hp: Mapping[str, Any], env_params: Mapping[str, Any], env_name: str
-) -> tuple[int, HP, PyTree]:
-    """`(C, hp, env_params)` with leading axes `[C]`: one row per configuration, what is not named at its own value.
+def rows(
+    config: config_.Config,
+    params: PyTree,
+    every: Sequence[int],
+    hp: Mapping[str, Any],
+    env_params: Mapping[str, Any],
+    env_name: str,
+) -> Rows:
+    """C configurations x the seeds `every`, config-major: `hp` and `env_params` hold C values of each field that they name;
+    what they do not name has its own value.
 
     Raises RlxError for an unknown or static field, a value of a wrong type or out of bounds, and unequal lengths.
     """
@@ -118,22 +135,23 @@ def configurations(
     for name in env_params:
         if name not in paths:
             raise unknown(f"parameter of {env_name}", name, paths)
-    rows = {name: np.atleast_1d(array(name, values)) for name, values in {**hp, **env_params}.items()}
-    lengths = {name: len(values) for name, values in rows.items()}
+    given = {name: np.atleast_1d(array(name, values)) for name, values in {**hp, **env_params}.items()}
+    lengths = {name: len(values) for name, values in given.items()}
     if len(set(lengths.values())) > 1:
         raise RlxError(f"hp and env_params need one length, the number of configurations; they have {lengths}")
     c = next(iter(lengths.values()), 1)
     if c == 0:
         raise RlxError(f"hp and env_params name no value: {lengths}")
     for name in hp:
-        for value in rows[name].tolist():
+        for value in given[name].tolist():
             config.replace(**{name: value})  # checks type and bounds
 
     wide = lambda x: jnp.broadcast_to(x, (c, *jnp.shape(x)))
     hps = {name: wide(value) for name, value in config_.partition(config)[1].items()}
-    hps |= {name: config_.as_array(fields[name], rows[name]) for name in hp}
-    new = {name: param(params, name, rows[name], env_name, rows=True) for name in env_params}
+    hps |= {name: config_.as_array(fields[name], given[name]) for name in hp}
+    new = {name: param(params, name, given[name], env_name, rows=True) for name in env_params}
     params = jax.tree.map(wide, params)
     for name, value in new.items():
         params = replace(params, paths[name], value)
-    return c, hps, params
+    hps, params = jax.tree.map(lambda x: jnp.repeat(x, len(every), axis=0), (hps, params))
+    return Rows(hps, params, jnp.tile(jnp.asarray(every, jnp.uint32), c))

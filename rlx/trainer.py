@@ -13,8 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 from gymnax.environments.environment import Environment
 
-from rlx import agents, checkpoint, envs, evaluation, footprint, grid, loop
+from rlx import agents, checkpoint, envs, evaluation, footprint, grid, loop, policy
 from rlx import config as config_
+from rlx.devices import ALL, RUNS, place, shard
 from rlx.envs import host, vector, wrappers
 from rlx.errors import RlxError
 from rlx.types import STREAM_QUERY, Agent, Carry, PyTree, Runs, keys_for, stream
@@ -39,6 +40,7 @@ class Trainer:
         env_params: Any = None,
         preset: str | None = None,
         population: loop.Population | None = None,
+        devices: int = 1,
         **agent_fields: Any,
     ):
         module = agents.get(agent) if isinstance(agent, str) else agent
@@ -54,8 +56,15 @@ class Trainer:
         vec = wrappers.episode_statistics(wrappers.vectorise(self.env, self.agent.num_envs), self.spec.reward_shape)
         iterate = jax.jit(lambda runs, i: loop.iterate(self.agent, vec, runs, i))  # jitted: its trace is shared below
         init_run = lambda hp, params, seed, root: loop.init_run(self.agent, vec, hp, params, seed, root)
-        self._init = host.surfacing(self.env, jax.jit(jax.vmap(init_run, (0, 0, 0, None))))
-        self._pure_segment = lambda carry, totals, n: loop.segment(iterate, population, carry, totals, n)
+        self.devices, over, carry = devices, shard(devices), Carry(ALL, ALL, RUNS)  # type: ignore[arg-type]
+        if devices > 1 and (population is not None or isinstance(self.env, host.HostEnv)):
+            reason = "a population hook" if population is not None else f"{self.env_name}, which runs on the host,"
+            raise RlxError(f"devices={devices} is for runs that do not meet: {reason} needs devices=1")
+        self._over = over
+        init = over(jax.vmap(init_run, (0, 0, 0, None)), (RUNS, RUNS, RUNS, ALL), RUNS)
+        self._init = host.surfacing(self.env, jax.jit(init))
+        segment = lambda carry, totals, n: loop.segment(iterate, population, carry, totals, n)
+        self._pure_segment = over(segment, (carry, RUNS, ALL), (carry, RUNS))
         self._segment = host.surfacing(self.env, jax.jit(self._pure_segment, donate_argnums=(0, 1)))
         self._zero_totals = lambda runs: loop.zero_totals(iterate, runs)
         self._report = jax.jit(loop.report)
@@ -92,12 +101,19 @@ class Trainer:
 
         Raises RlxError for an unknown or static field, unequal lengths, and more memory than is free.
         """
-        every = grid.seeds(seeds)
-        c, hps, params = grid.configurations(self.config, self.env_params, hp or {}, env_params or {}, self.env_name)
-        hps, params = jax.tree.map(lambda x: jnp.repeat(x, len(every), axis=0), (hps, params))
-        args = hps, params, jnp.tile(jnp.asarray(every, jnp.uint32), c), jax.random.key(0)
+        return self.start(self.rows(seeds, hp or {}, env_params or {}), agent_state, pop)
+
+    def rows(self, seeds: int | Sequence[int], hp: Mapping[str, Any], env_params: Mapping[str, Any]) -> grid.Rows:
+        """What `init` starts, before it is started: one row a run, which may be chosen from."""
+        return grid.rows(self.config, self.env_params, grid.seeds(seeds), hp, env_params, self.env_name)
+
+    def start(self, rows: grid.Rows, agent_state: PyTree = None, pop: PyTree = ()) -> Carry:
+        """A carry before its first step, of these runs."""
+        if len(rows) % self.devices:
+            raise RlxError(f"{len(rows)} runs do not split over devices={self.devices}")
+        args = *rows, jax.random.key(0)
         shapes = jax.eval_shape(self._init, *args)
-        footprint.check(footprint.size(shapes), self.name, c * len(every))
+        footprint.check(footprint.size(shapes), self.name, len(rows))
         if agent_state is not None:
             avals = lambda tree: jax.tree.map(lambda x: (x.shape, x.dtype), tree)
             if avals(shapes.agent) != avals(agent_state):
@@ -213,36 +229,7 @@ class Trainer:
         """
         if not 0 <= run < len(carry.runs.seed):
             raise RlxError(f"run={run} must be in [0, {len(carry.runs.seed)})")
-        hp, state, params = carry.runs.hp, carry.runs.agent, carry.runs.env_params
-        hp, params = jax.tree.map(lambda x: jnp.copy(x[run]), (hp, params))
-        reads = self._greedy_reads(carry.runs)
-        state = jax.tree.map(lambda x, read: jnp.copy(x[run]) if read else jnp.zeros((), x.dtype), state, reads)
-
-        key = jax.random.key(0)
-        fresh = self.agent.memory(hp, state, key)
-
-        @jax.jit
-        def policy(obs: PyTree, memory: PyTree = None) -> Any:
-            obs = wrappers.encode(self.env.observation_space(params), obs)
-            action, after = self.agent.greedy(hp, state, fresh if memory is None else memory, obs, key)
-            action = wrappers.decode(self.env.action_space(params), action)
-            return action if memory is None else (action, after)
-
-        setattr(policy, "memory", fresh)  # noqa: B010  (a jitted function declares no attributes)
-        return policy
-
-    def _greedy_reads(self, runs: Runs) -> PyTree:
-        """Per leaf of the agent's state, whether greedy acting depends on it."""
-
-        def act(state: PyTree, hp: PyTree, obs: jax.Array, key: jax.Array) -> jax.Array:
-            return self.agent.greedy(hp, state, self.agent.memory(hp, state, key), obs, key)[0]
-
-        one = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), (runs.agent, runs.hp))
-        obs = jax.ShapeDtypeStruct(self.spec.obs_shape, self.spec.obs_dtype)
-        jaxpr = jax.make_jaxpr(act)(*one, obs, jax.random.key(0)).jaxpr
-        used = {id(v) for v in (*(v for eqn in jaxpr.eqns for v in eqn.invars), *jaxpr.outvars)}
-        leaves, treedef = jax.tree.flatten(runs.agent)
-        return jax.tree.unflatten(treedef, [id(v) in used for v in jaxpr.invars[: len(leaves)]])
+        return policy.policy(self.agent, self.env, self.spec, carry.runs, run)
 
     def evaluate(
         self, carry: Carry, episodes: int, key: jax.Array | int = 0, max_episode_steps: int | None = None
@@ -269,7 +256,7 @@ class Trainer:
         vec = wrappers.vectorise(self.env, episodes, auto_reset=False)
         agent, shape = self.agent, self.spec.reward_shape
         program = lambda runs, key, limit: evaluation.evaluate(agent, vec, shape, runs, key, limit)
-        return host.surfacing(self.env, jax.jit(program))
+        return host.surfacing(self.env, jax.jit(self._over(program, (RUNS, ALL, ALL), RUNS)))
 
     # --- disk --------------------------------------------------------------------------------------------------------
 
@@ -297,4 +284,5 @@ class Trainer:
         wrong = [f"{k}={saved.get(k)!r} there, {mine.get(k)!r} here" for k in mine | saved if mine.get(k) != saved.get(k)]
         if wrong:
             raise RlxError(f"{path} was saved by another configuration: {'; '.join(wrong)}")
-        return checkpoint.restore(path, jax.eval_shape(lambda: self.init(seeds=int(meta["runs"]), pop=pop)))
+        carry = checkpoint.restore(path, jax.eval_shape(lambda: self.init(seeds=int(meta["runs"]), pop=pop)))
+        return carry.replace(runs=place(carry.runs, self.devices))

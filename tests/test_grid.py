@@ -108,28 +108,30 @@ def test_names_reach_through_wrappers():
     }  # fmt: skip
     out = grid.override(nested, {"gravity": 1.0, "max_steps_in_episode": 9}, "e")
     assert (out.env.env.gravity, out.env.max_steps_in_episode, out.max_steps_in_episode) == (1.0, 3, 9)
-    c, _, params = grid.configurations(Config(lr=0.125), nested, {}, {"limit": [1, 2]}, "e")
-    assert c == 2 and params.env.env.limit.tolist() == [1, 2] and params.max_steps_in_episode.tolist() == [7, 7]
+    _, params, seeds = grid.rows(Config(lr=0.125), nested, [4], {}, {"limit": [1, 2]}, "e")
+    assert (
+        seeds.tolist() == [4, 4] and params.env.env.limit.tolist() == [1, 2] and params.max_steps_in_episode.tolist() == [7, 7]
+    )
 
 
 # --- configurations --------------------------------------------------------------------------------------------------------
 
 
-def make(hp=None, env_params=None):
-    return grid.configurations(Config(lr=0.125), PARAMS, hp or {}, env_params or {}, "a/b")
+def make(hp=None, env_params=None, seeds=(0,)):
+    return grid.rows(Config(lr=0.125), PARAMS, list(seeds), hp or {}, env_params or {}, "a/b")
 
 
 def test_nothing_named_is_one_configuration():
-    c, hp, params = make()
-    assert c == 1 and hp["lr"].tolist() == [0.125] and hp["preference"].tolist() == [[0.25, 0.75]]
+    hp, params, seeds = make()
+    assert len(seeds) == 1 and hp["lr"].tolist() == [0.125] and hp["preference"].tolist() == [[0.25, 0.75]]
     assert params.gravity.tolist() == [9.5] and params.wind.shape == (1, 2)
 
 
 def test_named_values_vary_and_the_others_stay():
-    c, hp, params = make(
+    hp, params, seeds = make(
         {"gamma": [0.0, 0.5, 1.0], "preference": [[1, 0], [0.5, 0.5], [0, 1]], "held": [1, 2, 3]}, {"limit": [1, 2, 3]}
     )
-    assert c == 3 and set(hp) == {"lr", "gamma", "preference", "held"}
+    assert len(seeds) == 3 and set(hp) == {"lr", "gamma", "preference", "held"}
     assert hp["lr"].tolist() == [0.125] * 3 and hp["gamma"].tolist() == [0.0, 0.5, 1.0]
     assert hp["preference"].tolist() == [[1, 0], [0.5, 0.5], [0, 1]] and hp["held"].tolist() == [1, 2, 3]
     assert params.gravity.tolist() == [9.5] * 3 and params.limit.tolist() == [1, 2, 3]
@@ -140,7 +142,15 @@ def test_named_values_vary_and_the_others_stay():
 
 
 def test_a_single_value_is_one_configuration():
-    assert make({"lr": 0.25})[1]["lr"].tolist() == [0.25]
+    assert make({"lr": 0.25}).hp["lr"].tolist() == [0.25]
+
+
+def test_runs_are_configurations_by_seeds_config_major():
+    rows = make({"lr": [0.1, 0.2]}, {"limit": [3, 4]}, seeds=(7, 2**32 - 1, 5))
+    assert len(rows) == 6
+    np.testing.assert_array_equal(rows.hp["lr"], np.float32([0.1] * 3 + [0.2] * 3))
+    assert rows.env_params.limit.tolist() == [3] * 3 + [4] * 3
+    assert rows.seeds.tolist() == [7, 2**32 - 1, 5] * 2 and rows.seeds.dtype == jnp.uint32
 
 
 def test_nothing_given_is_mutated():
