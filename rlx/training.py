@@ -83,17 +83,29 @@ def train(agent: Any, env: Any, *, callback: Callback | None = None, progress: b
 
 
 class Session:
-    """One call of `train`: what is fixed before it starts is checked in `__init__`.
+    """The training of one population: what is fixed before it begins is checked in `__init__`.
 
-    Then `carry` is the newest state, `rows` the table so far, `totals` what was measured since its last row, `best` the best
-    score so far. `own` says whether agent and environment are the user's, for `rlx.load`.
+    `start`, `labels`: the runs, and the first columns `[R]` of their table; by default `run.seeds` of the trainer's
+    configuration. `own` is what run.json says besides. Then `carry` is the newest state, `rows` the table so far, `totals`
+    what was measured since its last row, `best` the best score so far.
     """
 
     carry: Carry
     totals: Totals
 
-    def __init__(self, trainer: Trainer, run: RunConfig, callback: Callback | None, progress: bool, own: Mapping[str, bool]):
+    def __init__(
+        self,
+        trainer: Trainer,
+        run: RunConfig,
+        callback: Callback | None,
+        progress: bool,
+        own: Mapping[str, Any],
+        start: grid.Rows | None = None,
+        labels: Mapping[str, Any] | None = None,
+    ):
         self.trainer, self.run, self.callback, self.progress, self.own = trainer, run, callback, progress, own
+        self.start = start = trainer.rows(run.seeds, {}, {}) if start is None else start
+        self.labels = labels or {"run": np.arange(len(start)), "seed": np.asarray(start.seeds)}
         self.total = trainer.iterations(run.steps)
         self.eval_every = self._every("eval_every", run.eval_every, EVALUATIONS)
         self.log_every = self._every("log_every", run.log_every, 0) or self.eval_every
@@ -105,8 +117,7 @@ class Session:
             raise RlxError(f"{trainer.env_name} has no time limit, so it cannot be evaluated: wrap it in rlx.envs.TimeLimit")
         if run.resume and run.out is None:
             raise RlxError("resume needs out: the directory of the run to continue")
-        self.seeds = grid.seeds(run.seeds)
-        self.size = footprint.size(jax.eval_shape(lambda: trainer.init(self.seeds)))  # raises where there is no memory
+        self.size = footprint.size(jax.eval_shape(lambda: trainer.start(start)))  # raises where there is no memory
         self.out = None if run.out is None else results.claim(Path(run.out), run.resume)
         self.rows: list[pd.DataFrame] = []
         self.best: Score = WORST
@@ -137,8 +148,8 @@ class Session:
         if not (self.out and self.run.resume and checkpoint.exists(self.out / "checkpoints" / "last")):
             return None
         carry = self.trainer.restore(self.out / "checkpoints" / "last")
-        if (seeds := carry.runs.seed.tolist()) != self.seeds:
-            raise RlxError(f"seeds={self.seeds} differ from the stored run's {seeds}")
+        if (stored_seeds := carry.runs.seed.tolist()) != (seeds := self.start.seeds.tolist()):
+            raise RlxError(f"seeds={seeds} differ from the stored run's {stored_seeds}")
         done = self.trainer.steps(carry)
         if done > self.run.steps:
             raise RlxError(f"steps={self.run.steps} is the total with resume, and {self.out} has {done} already")
@@ -149,13 +160,13 @@ class Session:
 
     def _compile(self, carry: Carry | None, bar: Progress) -> None:
         """All programs, with a fresh carry where none is given."""
-        trainer, runs = self.trainer, len(self.seeds)
+        trainer, runs = self.trainer, len(self.start)
         cached = jax.config.values["jax_compilation_cache_dir"]
         each = f"{runs} x {footprint.human(self.size / runs)} = {footprint.human(self.size)}"
         bar.announce(f"{trainer.name}: {runs} runs, {each}; compiling{f', cache in {cached}' if cached else ''}")
         started = time.perf_counter()
         if carry is None:
-            carry = trainer.init(self.seeds)
+            carry = trainer.start(self.start)
             if self.out:
                 extra = {**self.own, "run": config_.to_dict(self.run), "versions": versions()}
                 results.write_description(self.out, trainer, extra)
@@ -169,7 +180,8 @@ class Session:
         i, chunk = int(self.carry.i), 1
         owed = self._due(i) and self._unevaluated(trainer.steps(self.carry))
         while (i < self.total or owed) and not self.interrupted:
-            stop = min(self.total, *(_next(i, every) for every in (self.eval_every, self.log_every, self.save_every)))
+            periods = self.eval_every, self.log_every, self.save_every
+            stop = min(self.total, *((i // every + 1) * every for every in periods))
             stop, owed = i if owed else stop, False
             while i < stop and not sigint.received:
                 n = min(chunk, stop - i)
@@ -210,11 +222,7 @@ class Session:
     # --- what it leaves ----------------------------------------------------------------------------------------------
 
     def _record(self, metrics: dict[str, np.ndarray]) -> None:
-        columns: dict[str, Any] = {
-            "run": range(len(self.seeds)),
-            "seed": self.carry.runs.seed,
-            "step": self.trainer.steps(self.carry),
-        }
+        columns: dict[str, Any] = {**self.labels, "step": self.trainer.steps(self.carry)}
         for name, value in metrics.items():
             if value.ndim == 1:
                 columns[name] = value
@@ -229,7 +237,7 @@ class Session:
         What was recorded twice at a step, before and after an interruption, is one row: of each column the first value.
         """
         table = pd.concat(self.rows, ignore_index=True).groupby(["run", "step"], as_index=False).first()
-        front = ["run", "seed", "step", *results.return_columns(table), "unfinished"]
+        front = [*self.labels, "step", *results.return_columns(table), "unfinished"]
         table = table.reindex(columns=[*front, *(c for c in table.columns if c not in front)])
         return table.astype({"unfinished": np.float64})  # NaN without an evaluation, in some row or in none
 
@@ -284,10 +292,6 @@ def _score(rows: pd.DataFrame) -> Score:
         return WORST
     steps = (returns for _, returns in rows.groupby("step")["return"] if returns.notna().any())
     return max(((-int(returns.isna().sum()), float(returns.mean())) for returns in steps), default=WORST)
-
-
-def _next(i: int, every: int) -> int:
-    return (i // every + 1) * every
 
 
 def _shown(metrics: dict[str, np.ndarray]) -> dict[str, float]:

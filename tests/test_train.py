@@ -93,7 +93,7 @@ def test_everything_is_compiled_after_one_announcement_and_before_the_next(monke
     events = []
     trainer = rlx.Trainer("ppo", CARTPOLE, **{**TINY, "hidden_sizes": (9,)})
     monkeypatch.setattr(Progress, "announce", lambda self, text: events.append(text))
-    for name in ("init", "advance", "evaluate"):
+    for name in ("start", "advance", "evaluate"):
         original = getattr(rlx.Trainer, name)
 
         def recorded(*args, name=name, original=original, **kwargs):
@@ -107,7 +107,7 @@ def test_everything_is_compiled_after_one_announcement_and_before_the_next(monke
         monkeypatch.setattr(rlx.Trainer, name, recorded)
     train(trainer, steps=3 * PER)
     assert "2 runs" in events[0] and "compiling" in events[0] and "compiled in" in events[4]
-    assert events[1:4] == [("init", True), ("advance", True), ("evaluate", True)]
+    assert events[1:4] == [("start", True), ("advance", True), ("evaluate", True)]
     assert {("advance", False), ("evaluate", False)} == set(events[5:])
 
 
