@@ -14,10 +14,24 @@ _cache.enable()
 from rlx import agents, envs  # noqa: E402
 from rlx.errors import RlxError  # noqa: E402
 from rlx.results import Result, evaluate, load  # noqa: E402
+from rlx.sweeps import SweepResult, sweep  # noqa: E402
 from rlx.trainer import Trainer  # noqa: E402
 from rlx.training import train  # noqa: E402
 from rlx.versions import __version__  # noqa: E402
 
 make = Trainer
 
-__all__ = ["Result", "RlxError", "Trainer", "__version__", "agents", "envs", "evaluate", "load", "make", "train"]
+__all__ = [
+    "Result",
+    "RlxError",
+    "SweepResult",
+    "Trainer",
+    "__version__",
+    "agents",
+    "envs",
+    "evaluate",
+    "load",
+    "make",
+    "sweep",
+    "train",
+]

@@ -1,6 +1,7 @@
 """The command line.
 
     rlx train AGENT ENV [--steps 300000 --seeds 8 --lr 1e-3 ...]     train a population of seeds
+    rlx sweep AGENT ENV --space 'lr=log(1e-5,1e-2) gamma=[0.9,0.99]' --configs 64 --seeds 5
     rlx evaluate RUN [--episodes 100 --which best]                    greedy episodes of a stored run
     rlx report RUN [RUN ...] [--out DIR]                              one table and one plot of stored runs
     rlx list agents | envs                                            what there is
@@ -8,36 +9,30 @@
 `rlx train AGENT ENV --help` explains each field of that agent. Bad input is one line and exit code 2.
 """
 
-# Values are parsed by `config.parse` and not by tyro, which renders the help: an error must be one line that names the
-# nearest valid choice.
-
 from __future__ import annotations
 
-import ast
-import contextlib
-import dataclasses
 import os
 import sys
-from collections.abc import Container, Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from rlx import agents, results, training
+from rlx import agents, results, sweeps, toml, training
 from rlx import config as config_
 from rlx import report as report_
 from rlx.config import Field
 from rlx.envs import registry
 from rlx.errors import RlxError, unknown
 from rlx.sinks.console import print_table
+from rlx.words import assignments, show_help, split
 
 
 def main(argv: list[str] | None = None) -> int:
     """Entry point. Bad input prints one line and returns 2; after Ctrl-C it returns 130."""
     argv = sys.argv[1:] if argv is None else argv
-    commands = {"train": train, "evaluate": evaluate, "report": report, "list": list_names}
+    commands = {"train": train, "sweep": sweep, "evaluate": evaluate, "report": report, "list": list_names}
     try:
         if not argv or argv[0] in ("-h", "--help"):
             print((__doc__ or "").strip())
@@ -59,42 +54,86 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def train(argv: list[str]) -> int:
-    """`rlx train AGENT ENV`: AGENT decides which fields there are, so it is read first."""
-    names = [word for word in argv[:2] if not word.startswith("-")]
-    wants_help = "-h" in argv or "--help" in argv
-    if not names:
-        if wants_help:
-            print(
-                f"usage: rlx train AGENT ENV [--FIELD VALUE ...]\n\nAGENT is one of {', '.join(agents.AGENTS)}; `rlx list envs`"
-            )
-            print("names environments, `rlx train AGENT ENV --help` explains the fields.")
-            return 0
-        raise RlxError(f"rlx train needs an agent ({', '.join(agents.AGENTS)}) and an environment: see `rlx list envs`")
-    config = agents.get(names[0]).Config
-    options = {**config_.fields(training.RunConfig), **_more(config), **config_.fields(config)}
-    if wants_help:
-        show_help(f"rlx train {' '.join(names)}", f"Train {names[0]}.", options, marked=config_.fields(config))
+    """`rlx train AGENT ENV`."""
+    job = _job("train", argv, training.RunConfig)
+    if job is None:
         return 0
-    if len(names) == 1:
-        raise RlxError(f"rlx train {names[0]} needs an environment, such as gymnax/CartPole-v1: see `rlx list envs`")
-    extra, given = split(argv[2:], options)
-    if extra:
-        raise RlxError(f"unexpected argument {extra[0]!r}: fields are given as --NAME VALUE")
-    given |= {name: assignments(name, given[name]) for name in ("env_options", "env_params") if name in given}
+    agent, env, given = job
     if given.get("out") is None:
         if given.get("resume"):
             raise RlxError("--resume needs --out: the directory of the run to continue")
-        given["out"] = free_directory(f"runs/{names[0]}-{names[1].replace('/', '-')}")
+        given["out"] = free_directory(f"runs/{agent}-{env.replace('/', '-')}")
 
-    result = training.train(names[0], names[1], **given)
+    result = training.train(agent, env, **given)
     print_table(result.table())
     out = Path(given["out"])
     report_.to_csv(result.table(), out / "table.csv")
     print(f"results in {out}, learning curve in {result.plot(out / 'learning_curve.png')}")
-    if result.interrupted:
+    return _interrupted(result.interrupted, out)
+
+
+def sweep(argv: list[str]) -> int:
+    """`rlx sweep AGENT ENV --space ...`."""
+    job = _job("sweep", argv, sweeps.SweepConfig)
+    if job is None:
+        return 0
+    agent, env, given = job
+    words = given.pop("space", ())
+    if not words:
+        raise RlxError("rlx sweep needs --space: 'lr=log(1e-5,1e-2) gamma=[0.97,0.99]', or a TOML file")
+    space: Any = sweeps.read_space(words[0]) if len(words) == 1 and words[0].endswith(".toml") else " ".join(words)
+    if given.get("dry_run"):
+        sweeps.sweep(agent, env, space, **given)
+        return 0
+    if given.get("out") is None:
+        if given.get("resume"):
+            raise RlxError("--resume needs --out: the directory of the sweep to continue")
+        given["out"] = free_directory(f"runs/sweep-{agent}-{env.replace('/', '-')}")
+
+    result = sweeps.sweep(agent, env, space, **given)
+    if len(result.metrics):
+        print_table(result.table().head(20))
+    print(f"results in {given['out']}: table.csv, metrics.parquet, best.toml")
+    return _interrupted(result.interrupted, given["out"])
+
+
+def _interrupted(interrupted: bool, out: Path | str) -> int:
+    if interrupted:
         print(f"interrupted; to continue, repeat the command with --resume True --out {out}", file=sys.stderr)
-        return 130
-    return 0
+    return 130 if interrupted else 0
+
+
+def _job(command: str, argv: list[str], run_config: type[config_.Config]) -> tuple[str, str, dict[str, Any]] | None:
+    """Agent, environment and fields of `rlx train` and `rlx sweep`; None where only help was wanted.
+
+    The agent decides which fields there are, so it is read first. `--config FILE` comes before single fields.
+    """
+    names = [word for word in argv[:2] if not word.startswith("-")]
+    wants_help = "-h" in argv or "--help" in argv
+    known = ", ".join(agents.AGENTS)
+    if not names:
+        if wants_help:
+            print(f"usage: rlx {command} AGENT ENV [--FIELD VALUE ...]\n\nAGENT is one of {known}; `rlx list envs`")
+            print(f"names environments, `rlx {command} AGENT ENV --help` explains the fields.")
+            return None
+        raise RlxError(f"rlx {command} needs an agent ({known}) and an environment: see `rlx list envs`")
+    config = agents.get(names[0]).Config
+    more = _more(config) | (_SWEEP if command == "sweep" else {})
+    options = {**config_.fields(run_config), **more, **config_.fields(config)}
+    if wants_help:
+        show_help(f"rlx {command} {' '.join(names)}", f"{command} {names[0]}", options, marked=config_.fields(config))
+        return None
+    if len(names) == 1:
+        raise RlxError(f"rlx {command} {names[0]} needs an environment, such as gymnax/CartPole-v1: see `rlx list envs`")
+    extra, given = split(argv[2:], options)
+    if extra:
+        raise RlxError(f"unexpected argument {extra[0]!r}: fields are given as --NAME VALUE")
+    given |= {name: assignments(name, given[name]) for name in ("env_options", "env_params") if name in given}
+    stored = toml.read(given.pop("config")) if given.get("config") else {}
+    for name in stored:
+        if name not in options:
+            raise unknown("field of the file", name, options)
+    return names[0], names[1], stored | given
 
 
 def evaluate(argv: list[str]) -> int:
@@ -157,59 +196,7 @@ def list_names(argv: list[str]) -> int:
     return 0
 
 
-# --- words to values ---------------------------------------------------------------------------------------------------
-
-
-def split(argv: list[str], options: Mapping[str, Field]) -> tuple[list[str], dict[str, Any]]:
-    """Positional words, and the values of `--name value ...` (also `--name=value`, `--no-name` and a bare `--name` for bools).
-
-    A field of several values takes several words, or one with commas. Raises RlxError for an unknown name and a value of the
-    wrong type.
-    """
-    positional: list[str] = []
-    given: dict[str, Any] = {}
-    words = list(argv)
-    while words:
-        word = words.pop(0)
-        if not word.startswith("--"):
-            positional.append(word)
-            continue
-        name, equals, inline = word.removeprefix("--").partition("=")
-        name = name.replace("-", "_")
-        if name.startswith("no_") and options.get(name[3:]) and options[name[3:]].type is bool:
-            if equals:
-                raise RlxError(f"--{name} takes no value: use --{name[3:]} {inline}")
-            given[name[3:]] = False
-            continue
-        if name not in options:
-            raise unknown("field", name, options)
-        field, values = options[name], [inline] if equals else []
-        several = "tuple" in str(field.type)
-        while not equals and words and not words[0].startswith("--") and (several or not values):
-            values.append(words.pop(0))
-        if not values and field.type is bool:
-            values = ["True"]
-        if not values:
-            raise RlxError(f"--{name} needs a value: {config_.describe(field.type)}")
-        if field.type == tuple[str, ...]:
-            given[name] = tuple(values)
-        else:
-            given[name] = config_.parse(field, ",".join(values))
-    return positional, given
-
-
-def assignments(name: str, words: tuple[str, ...]) -> dict[str, Any]:
-    """`("gravity=9.8", "backend=spring")` -> a dict; a value that is no Python literal is a string."""
-    out = {}
-    for word in words:
-        key, equals, text = word.partition("=")
-        if not equals or not key:
-            raise RlxError(f"--{name} takes NAME=VALUE, not {word!r}")
-        try:
-            out[key] = ast.literal_eval(text)
-        except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
-            out[key] = text
-    return out
+# --- their parts -------------------------------------------------------------------------------------------------------
 
 
 def free_directory(base: str) -> str:
@@ -233,6 +220,7 @@ def _stored(command: str, argv: list[str], options: dict[str, Field]) -> tuple[l
 def _more(config: type[config_.Config]) -> dict[str, Field]:
     """Options of `rlx train` that are not fields of a dataclass."""
     return {
+        "config": Field("config", str | None, None, False, "TOML file of fields, such as a sweep's best.toml"),
         "preset": Field(
             "preset", str | None, None, False, f"defaults by name: {', '.join(config.presets)}; fields override it"
         ),
@@ -241,18 +229,12 @@ def _more(config: type[config_.Config]) -> dict[str, Field]:
     }
 
 
-def show_help(prog: str, description: str, options: Mapping[str, Field], marked: Container[str] = ()) -> None:
-    """Each field with its type, default and help text; those `marked` as traced (a new value compiles nothing) or static."""
-    import tyro
-
-    def field(f: Field) -> tuple[str, Any, Any]:
-        mark = f" [{'traced' if f.traced else 'static'}]" if f.name in marked else ""
-        text = f.help.replace("%", "%%") + mark
-        return f.name, Annotated[f.type, tyro.conf.arg(help=text)], dataclasses.field(default=f.default)
-
-    cls = dataclasses.make_dataclass("options", [field(f) for f in options.values()])
-    with contextlib.suppress(SystemExit):
-        tyro.cli(cls, prog=prog, description=description, args=["--help"], use_underscores=True)
+_SWEEP = {
+    "space": Field(
+        "space", tuple[str, ...], (), False, "FIELD=VALUES ...: [a,b], log(low,high), int(low,high); or a TOML file"
+    ),
+    "dry_run": Field("dry_run", bool, False, False, "print the plan and stop: nothing compiles"),
+}
 
 
 if __name__ == "__main__":

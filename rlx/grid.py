@@ -24,9 +24,6 @@ class Rows(NamedTuple):
     env_params: PyTree
     seeds: jax.Array
 
-    def __len__(self) -> int:
-        return len(self.seeds)
-
 
 def seeds(given: int | Sequence[int]) -> list[int]:
     """`3` -> [0, 1, 2]; a sequence as it is. RlxError for none at all and outside [0, 2^32)."""

@@ -109,11 +109,11 @@ class Trainer:
 
     def start(self, rows: grid.Rows, agent_state: PyTree = None, pop: PyTree = ()) -> Carry:
         """A carry before its first step, of these runs."""
-        if len(rows) % self.devices:
-            raise RlxError(f"{len(rows)} runs do not split over devices={self.devices}")
+        if len(rows.seeds) % self.devices:
+            raise RlxError(f"{len(rows.seeds)} runs do not split over devices={self.devices}")
         args = *rows, jax.random.key(0)
         shapes = jax.eval_shape(self._init, *args)
-        footprint.check(footprint.size(shapes), self.name, len(rows))
+        footprint.check(footprint.size(shapes), self.name, len(rows.seeds))
         if agent_state is not None:
             avals = lambda tree: jax.tree.map(lambda x: (x.shape, x.dtype), tree)
             if avals(shapes.agent) != avals(agent_state):

@@ -86,7 +86,8 @@ class Session:
     """The training of one population: what is fixed before it begins is checked in `__init__`.
 
     `start`, `labels`: the runs, and the first columns `[R]` of their table; by default `run.seeds` of the trainer's
-    configuration. `own` is what run.json says besides. Then `carry` is the newest state, `rows` the table so far, `totals`
+    configuration. `own` is what run.json says besides. Not `lasting`: checkpoints are for resuming only, where `save_every`
+    says, none of the best and none at the end. Then `carry` is the newest state, `rows` the table so far, `totals`
     what was measured since its last row, `best` the best score so far.
     """
 
@@ -102,14 +103,17 @@ class Session:
         own: Mapping[str, Any],
         start: grid.Rows | None = None,
         labels: Mapping[str, Any] | None = None,
+        lasting: bool = True,
     ):
         self.trainer, self.run, self.callback, self.progress, self.own = trainer, run, callback, progress, own
+        self.lasting = lasting
         self.start = start = trainer.rows(run.seeds, {}, {}) if start is None else start
-        self.labels = labels or {"run": np.arange(len(start)), "seed": np.asarray(start.seeds)}
+        self.labels = labels or {"run": np.arange(len(start.seeds)), "seed": np.asarray(start.seeds)}
         self.total = trainer.iterations(run.steps)
         self.eval_every = self._every("eval_every", run.eval_every, EVALUATIONS)
         self.log_every = self._every("log_every", run.log_every, 0) or self.eval_every
-        self.save_every = self._every("save_every", run.save_every, SAVES)
+        saves = SAVES if lasting or run.save_every else 0
+        self.save_every = self._every("save_every", run.save_every, saves) or self.total + 1
         span = min(self.total, self.eval_every, self.log_every, self.save_every) * trainer.steps_per_iteration
         if span >= loop.MAX_REPORT:
             raise RlxError(f"log_every={span} must be below 2^31 env steps, which a report's int32 counts can hold")
@@ -160,7 +164,7 @@ class Session:
 
     def _compile(self, carry: Carry | None, bar: Progress) -> None:
         """All programs, with a fresh carry where none is given."""
-        trainer, runs = self.trainer, len(self.start)
+        trainer, runs = self.trainer, len(self.start.seeds)
         cached = jax.config.values["jax_compilation_cache_dir"]
         each = f"{runs} x {footprint.human(self.size / runs)} = {footprint.human(self.size)}"
         bar.announce(f"{trainer.name}: {runs} runs, {each}; compiling{f', cache in {cached}' if cached else ''}")
@@ -196,7 +200,8 @@ class Session:
             if i == stop and self._due(i):
                 metrics |= self._evaluate()
             self._record(metrics)
-            bar.update(trainer.steps(self.carry), **_shown(metrics))
+            shown = float(np.nanmean(metrics["return"])) if np.isfinite(metrics.get("return", np.nan)).any() else np.nan
+            bar.update(trainer.steps(self.carry), **{"return": shown})
             self._store(i)
             if self.callback is not None:
                 self.interrupted |= bool(self.callback(trainer.steps(self.carry), metrics, self.carry))
@@ -251,7 +256,7 @@ class Session:
         self.trainer.save(self.carry, self.out / "checkpoints" / name)
 
     def _save_best(self, rows: pd.DataFrame) -> None:
-        if (score := _score(rows)) > self.best:
+        if self.lasting and (score := _score(rows)) > self.best:
             self._save("best")
             self.best = score
 
@@ -261,7 +266,7 @@ class Session:
             return
         self._write_table()
         self._save_best(self.rows[-1])
-        if i % self.save_every == 0 or i == self.total:
+        if i % self.save_every == 0 or (i == self.total and self.lasting):
             if self.run.keep:
                 self._save(f"step-{self.trainer.steps(self.carry)}")
                 number = lambda path: path.name.removeprefix("step-")
@@ -292,9 +297,3 @@ def _score(rows: pd.DataFrame) -> Score:
         return WORST
     steps = (returns for _, returns in rows.groupby("step")["return"] if returns.notna().any())
     return max(((-int(returns.isna().sum()), float(returns.mean())) for returns in steps), default=WORST)
-
-
-def _shown(metrics: dict[str, np.ndarray]) -> dict[str, float]:
-    """What the progress bar shows: the mean evaluation return."""
-    value = metrics.get("return")
-    return {} if value is None or np.isnan(value).all() else {"return": float(np.nanmean(value))}

@@ -5,7 +5,8 @@ import re
 import pytest
 
 import rlx
-from rlx import agents, cli, config, training
+from rlx import agents, config, training
+from rlx import words as arguments
 from rlx.envs import registry
 from tests.cli_support import bad, compiled, rlx_
 from tests.train_support import CARTPOLE
@@ -41,17 +42,17 @@ OPTIONS = {**config.fields(training.RunConfig), **config.fields(agents.get("ppo"
     ],
 )
 def test_split(words, given):
-    assert cli.split(words.split(), OPTIONS) == ([], given)
+    assert arguments.split(words.split(), OPTIONS) == ([], given)
 
 
 def test_split_keeps_positional_words():
-    assert cli.split(["a", "--lr", "1", "b"], OPTIONS) == (["a", "b"], {"lr": 1.0})
+    assert arguments.split(["a", "--lr", "1", "b"], OPTIONS) == (["a", "b"], {"lr": 1.0})
 
 
 def test_assignments():
     words = ("gravity=9.8", "backend=spring", "n=3", "flag=True", "s=a=b", "code=__import__('os')")
     expected = {"gravity": 9.8, "backend": "spring", "n": 3, "flag": True, "s": "a=b", "code": "__import__('os')"}
-    assert cli.assignments("env_options", words) == expected
+    assert arguments.assignments("env_options", words) == expected
 
 
 # --- help ------------------------------------------------------------------------------------------------------------------

@@ -147,7 +147,7 @@ def test_a_single_value_is_one_configuration():
 
 def test_runs_are_configurations_by_seeds_config_major():
     rows = make({"lr": [0.1, 0.2]}, {"limit": [3, 4]}, seeds=(7, 2**32 - 1, 5))
-    assert len(rows) == 6
+    assert len(rows.seeds) == 6
     np.testing.assert_array_equal(rows.hp["lr"], np.float32([0.1] * 3 + [0.2] * 3))
     assert rows.env_params.limit.tolist() == [3] * 3 + [4] * 3
     assert rows.seeds.tolist() == [7, 2**32 - 1, 5] * 2 and rows.seeds.dtype == jnp.uint32

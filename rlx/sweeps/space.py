@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from rlx import toml
 from rlx.errors import RlxError, unknown
 
 METHODS = ("grid", "random", "sobol")
@@ -69,6 +70,13 @@ def space(given: Mapping[str, Any] | str | Iterable[str]) -> Space:
     if not given:
         raise RlxError(f"the space is empty: name a field and its values, as {FORMS}")
     return {name: axis(name, value) for name, value in given.items()}
+
+
+def read_space(path: str) -> dict[str, Any]:
+    """A space from a TOML file: `actor_lr = "log(1e-5, 1e-2)"`, `gamma = [0.97, 0.99]`, and `g = [9, 10]` under `[env]`."""
+    contents = toml.read(path)
+    params = contents.pop("env", {})
+    return contents | {f"env.{name}": values for name, values in params.items()}
 
 
 def words(text: str) -> list[str]:
