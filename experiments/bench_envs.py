@@ -25,6 +25,7 @@ from rlx.envs.host import HostEnv
 TASKS = {  # id -> environments, steps
     "gymnax/CartPole-v1": (64, 2000),
     "gymnax/Breakout-MinAtar": (64, 500),
+    "gymnax/Pendulum-v1": (64, 200),
     "brax/hopper": (64, 200),
     "playground/CartpoleSwingup": (64, 200),
     "navix/Navix-Empty-5x5-v0": (64, 200),
@@ -33,12 +34,14 @@ TASKS = {  # id -> environments, steps
     "pgx/tic_tac_toe": (64, 200),
     "gymnasium/HalfCheetah-v5": (8, 500),
     "dmc/cartpole-swingup": (8, 500),
+    "craftax/Craftax-Classic-Symbolic-v1": (64, 100),
 }
+OPTIONS = {"gymnax/Pendulum-v1": {"pixels": True, "frame_stack": 3}}
 
 
 def rate(env_id: str, num_envs: int, steps: int, auto_reset: bool) -> tuple[float, float]:
     """(env steps per second, share of steps that ended an episode)."""
-    env = envs.make(env_id)
+    env = envs.make(env_id, **OPTIONS.get(env_id, {}))
     params = vector.strong(env.default_params)
     spec = wrappers.spec(env, params, env_id)
     vec = wrappers.vectorise(env, num_envs, auto_reset=auto_reset)
@@ -85,7 +88,13 @@ def main() -> None:
         with_resets, ended = rate(env_id, num_envs, steps, auto_reset=True)
         host = env_id.partition("/")[0] in ("gymnasium", "dmc")
         without = float("nan") if host else rate(env_id, num_envs, steps, auto_reset=False)[0]
-        row = {"environment": env_id, "environments": num_envs, "steps/s": with_resets, "without resets": without}
+        options = ", ".join(f"{name}={value}" for name, value in OPTIONS.get(env_id, {}).items())
+        row = {
+            "environment": f"{env_id}, {options}" if options else env_id,
+            "environments": num_envs,
+            "steps/s": with_resets,
+            "without resets": without,
+        }
         rows.append(row | {"ratio": with_resets / without, "episode ends per step": ended})
         print(rows[-1], flush=True)
     table = pd.DataFrame(rows).set_index("environment")

@@ -1,4 +1,4 @@
-"""The agents reach their baselines' scores on classic control and Brax. Slow: minutes each."""
+"""The agents reach their baselines' scores. Slow: minutes each."""
 
 import numpy as np
 import pytest
@@ -16,10 +16,14 @@ pytestmark = pytest.mark.slow
         ("sac-pendulum", "gymnax/Pendulum-v1", 20_000, 6, -180.0),
         ("ppo-hopper", "brax/hopper", 2_000_000, 4, 1449.0),  # 10 x random (145), above standing still (992)
         ("sac-double-pendulum", "brax/inverted_double_pendulum", 80_000, 6, 1678.0),  # 10 x random (168), above still (350)
+        ("ppo-breakout", "gymnax/Breakout-MinAtar", 600_000, 4, 4.5),  # 10 x random (0.45)
+        ("sac-gymnasium-hopper", "gymnasium/Hopper-v5", 100_000, 4, 202.0),  # 10 x random (20.2), above still (147)
     ],
 )
 def test_baseline(name, env, steps, seeds, aim):
     """The interquartile mean over seeds of the last evaluation, of 16 episodes each."""
+    if env.startswith("gymnasium/"):
+        pytest.importorskip("gymnasium")
     from experiments.baselines import fields
 
     keywords = fields(name)
