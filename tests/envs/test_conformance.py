@@ -1,11 +1,6 @@
-"""Every environment through the vectorised, encoded, counted view that the loop has, against a replay by hand.
+"""What every adapter owes the loop, over one table of environments; how they are played is in `conformance_support`."""
 
-One compiled program an environment: two runs (vmap) of N environments for T steps (scan), by rlx and by a plain loop
-over `reset_env` and `step_env` that draws a fresh start after every step and keeps it where an episode ended.
-"""
-
-import functools
-from typing import NamedTuple
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -14,16 +9,15 @@ import pytest
 from gymnax.environments import spaces
 
 from rlx import envs
-from rlx.envs import vector
-from rlx.envs.wrappers import AgentView, episode_statistics, spec
+from rlx.envs import modifiers, wrappers
+from rlx.envs.registry import SUITES
+from tests.envs import suites_support as library
+from tests.envs.conformance_support import REPLAYED, Case, N, T, environment, played, replays
+from tests.envs.suites_support import marks
 
-N, T = 8, 125
-BRAX = ("brax/hopper", "brax/inverted_pendulum")  # spring; hopper ends by itself, and its metrics are many
-IDS = [*envs.ids(("gymnax", "probe")), *BRAX]
-every = pytest.mark.parametrize("env_id", IDS)
+# --- the table ---------------------------------------------------------------------------------------------------------
 
-# How many start states there are, where they are few: fixed by the game, or one of a handful. Everywhere else starts
-# come from a continuum and no two of a thousand should agree.
+# How many start states there are, where they are few: fixed by the game, or one of a handful.
 FEW_STARTS = {
     "gymnax/Asterix-MinAtar": 1,
     "gymnax/Breakout-MinAtar": 2,  # the ball comes from the left or the right
@@ -39,12 +33,18 @@ FEW_STARTS = {
     "gymnax/BernoulliBandit-misc": 2,  # which arm is better
     "gymnax/Pong-misc": 1,
     "gymnax/FrozenLake-misc": 1,
-} | {
-    env_id: {"Truncation": 2, "ObservationAction": 3, "IntegerObservation": 3, "BoardObservation": 3}.get(name, 1)
-    for env_id in IDS
-    if env_id.startswith("probe/")
-    for name in [env_id.removeprefix("probe/").removesuffix("-continuous")]
+    "probe/Truncation": 2,
+    "probe/ObservationAction": 3,
+    "probe/IntegerObservation": 3,
+    "probe/BoardObservation": 3,
 }
+
+# Whose episodes can end in one way only, or do under random actions within 40 steps. The probes that terminate do at once.
+ONLY_TRUNCATED = """Pendulum-v1 Acrobot-v1 MountainCar-v0 MountainCarContinuous-v0 Freeway-MinAtar DiscountingChain-bsuite
+    FourRooms-misc MetaMaze-misc PointRobot-misc BernoulliBandit-misc GaussianBandit-misc Reacher-misc Swimmer-misc Pong-misc
+    TimeLimit"""
+ONLY_TERMINATED = """SimpleBandit-bsuite ConstantReward ActionReward ObservationAction IntegerObservation BoardObservation
+    AsymmetricBounds"""
 
 # gymnax's own slips, none of which reaches an agent: `encode` casts, and nobody clips observations to their space.
 OTHER_DTYPE = {"gymnax/Catch-bsuite": np.float32, "gymnax/FourRooms-misc": np.int32}
@@ -55,204 +55,244 @@ OUTSIDE_SPACE = {
 }
 
 
-class Ours(NamedTuple):
-    """What rlx yields, leaves [R, T, N, ...], and the states after each step."""
-
-    start: jax.Array  # [R, N, ...]
-    step: vector.Step
-    state: vector.PyTree
-
-
-class Native(NamedTuple):
-    """What the environment yields, in its own units, by hand; [R, T, N, ...]."""
-
-    start: vector.PyTree  # [R, N, ...]
-    obs: vector.PyTree
-    next_obs: vector.PyTree
-    reward: vector.PyTree
-    terminated: vector.PyTree
-    truncated: vector.PyTree
+def gymnax(env_id: str) -> Case:
+    """The interface is gymnax's: all of its environments, and the probes."""
+    task = env_id.partition("/")[2].removesuffix("-continuous")
+    only = [end for end, tasks in (("terminated", ONLY_TERMINATED), ("truncated", ONLY_TRUNCATED)) if task in tasks.split()]
+    return Case(
+        env_id,
+        lambda limit: envs.make(env_id),
+        lambda limit: library.gymnax(envs.make(env_id)),
+        starts=FEW_STARTS.get(env_id.removesuffix("-continuous"), 1 if env_id.startswith("probe/") else None),
+        endings=only or ["terminated", "truncated"],
+        scale=0.99,
+        dtype=OTHER_DTYPE.get(env_id),
+        outside=OUTSIDE_SPACE.get(env_id, ""),
+    )
 
 
-def replay(env, key, actions, params, j):
-    """Environment j alone. Keys: of the start (0, j), of step t = 1, 2, ... (t, 0, j), of a reset in it (t, 1, j)."""
-    space = env.action_space(params)
-    fold = lambda *data: functools.reduce(jax.random.fold_in, data, key)
-
-    def step(state, t, action):
-        if isinstance(space, spaces.Box):
-            action = space.low + (action + 1.0) / 2.0 * (space.high - space.low)
-        next_obs, state, reward, terminated, _ = env.step_env(fold(t, 0, j), state, action, params)
-        truncated = env.is_truncated(state, params)
-        obs, fresh = env.reset_env(fold(t, 1, j), params)
-        pick = lambda a, b: jnp.where(terminated | truncated, a, b)
-        state, obs = jax.tree.map(pick, (fresh, obs), (state, next_obs))
-        return state, (obs, next_obs, reward, terminated, truncated)
-
-    obs, state = env.reset_env(fold(0, j), params)
-    like = jax.eval_shape(step, state, jnp.uint32(0), actions[0])
-    cast = lambda tree, like: jax.tree.map(lambda x, s: jnp.asarray(x, s.dtype), tree, like)  # Python numbers change type
-    body = lambda state, x: cast(step(state, *x), like)
-    times = jnp.arange(1, T + 1, dtype=jnp.uint32)
-    return Native(obs, *jax.lax.scan(body, cast(state, like[0]), (times, actions))[1])
+def with_max_steps(env_id: str, by_hand, **known) -> Case:
+    return Case(env_id, lambda limit: envs.make(env_id, max_steps=limit), by_hand, **known)
 
 
-@functools.cache
-def build(env_id):
-    env = envs.make(env_id)
-    env.reset_env, env.step_env = jax.jit(env.reset_env), jax.jit(env.step_env)  # traced once, here and by hand
-    params = vector.strong(env.default_params)
-    facts = spec(env, params, env_id)
-    vec = episode_statistics(vector.vectorise(AgentView(env), N), facts.reward_shape)
-
-    def ours(key, actions, params):
-        state, start = vec.reset(jax.random.fold_in(key, 0), params)
-
-        def body(state, x):
-            state, step = vec.step(jax.random.fold_in(key, x[0]), state, x[1], params)
-            return state, (step, state.env)
-
-        times = jnp.arange(1, T + 1, dtype=jnp.uint32)
-        return Ours(start, *jax.lax.scan(body, state, (times, actions))[1])
-
-    def by_hand(key, actions, params):
-        alone = jax.vmap(functools.partial(replay, env), (None, 1, None, 0), Native(*(0, 1, 1, 1, 1, 1)))
-        return alone(key, actions, params, jnp.arange(N, dtype=jnp.uint32))
-
-    both = lambda *args: (ours(*args), by_hand(*args))
-    return env, params, facts, vec, jax.jit(jax.vmap(both))
+def gymnasium(task: str, **known) -> Case:
+    make = lambda limit: envs.make(f"gymnasium/{task}", max_episode_steps=limit)
+    return Case(f"gymnasium/{task}", make, partial(library.Gymnasium, task), host=True, **known)
 
 
-@functools.cache
-def played(env_id, first, second, scale):
-    """Two runs under these time limits, every other float parameter scaled."""
-    _, params, facts, _, program = build(env_id)
-    draw = np.random.default_rng(0)
-    if facts.num_actions is None:
-        actions = draw.uniform(-1, 1, (2, T, N, facts.action_dim)).astype(np.float32)
-    else:
-        actions = draw.integers(facts.num_actions, size=(2, T, N)).astype(np.int32)
-    limits = np.array([first, second])
-    params = jax.tree.map(lambda x: np.stack([x, x]) * np.array(scale if x.dtype == np.float32 else 1, x.dtype), params)
-    params = params.replace(max_steps_in_episode=limits.astype(np.asarray(params.max_steps_in_episode).dtype))
-    return jax.device_get(program(jax.random.split(jax.random.key(0), 2), actions, params))
+def dmc(domain: str, task: str, control_step: float, **known) -> Case:
+    seconds = lambda limit: (limit - 0.5) * control_step  # rounded up to whole steps
+    make = lambda limit: envs.make(f"dmc/{domain}-{task}", time_limit=seconds(limit))
+    by_hand = lambda limit: library.Control(domain, task, seconds(limit))
+    return Case(f"dmc/{domain}-{task}", make, by_hand, host=True, endings=["truncated"], **known)
 
 
-SHORT, LONG = (7, 1, 1.0), (11, 40, 0.99)  # as many resets as steps in the second run; steps without any
+CARTPOLE, MUJOCO = "gymnax/CartPole-v1", ["imageio"]  # (of gymnasium[mujoco])
+CASES = [
+    *map(gymnax, envs.ids(("gymnax", "probe"))),
+    with_max_steps("brax/inverted_pendulum", lambda limit: library.brax("inverted_pendulum")),
+    with_max_steps("brax/hopper", lambda limit: library.brax("hopper"), slow=True),
+    Case(
+        "playground/CartpoleSwingup",
+        lambda limit: library.swingup(),
+        lambda limit: library.playground(),
+        endings=["truncated"],
+    ),
+    with_max_steps(library.MAZE, library.maze, limits=(1, 12, 120)),  # beyond its own 100
+    with_max_steps(library.OBSTACLES, library.obstacles),
+    with_max_steps(library.XLAND, lambda limit: library.xland()),
+    with_max_steps(library.BREAKOUT, lambda limit: library.breakout(), starts=2),  # as gymnax's
+    with_max_steps(library.CRAFTAX, lambda limit: library.craftax(), limits=(1, 7, 100), slow=True),
+    gymnasium("HalfCheetah-v5", needs=MUJOCO, endings=["truncated"]),
+    gymnasium("Hopper-v5", needs=MUJOCO),
+    gymnasium("MountainCar-v0", endings=["truncated"]),
+    dmc("cartpole", "swingup", 0.01, slow=True),
+    dmc("walker", "walk", 0.025),
+    Case(
+        "legacy",
+        lambda limit: envs.legacy(library.Merged(envs.make(CARTPOLE))),
+        lambda limit: library.gymnax(envs.make(CARTPOLE), at=lambda params: params.env),
+        scale=0.99,
+    ),
+    Case(
+        "modifiers",
+        lambda limit: modifiers.apply(wrappers.TimeLimit(envs.make(CARTPOLE), 3 * limit), action_repeat=3, obs_noise=0.01),
+        lambda limit: library.modified(envs.make(CARTPOLE), 3, 0.01),
+    ),
+]
+
+
+def over(cases):
+    return pytest.mark.parametrize("case", [pytest.param(c, id=c.name, marks=marks(c.name, c.slow, c.needs)) for c in cases])
+
+
+every = over(CASES)
+
+
+def test_no_suite_is_forgotten():
+    assert set(SUITES) <= {case.name.partition("/")[0] for case in CASES}
+
+
+# --- the checks --------------------------------------------------------------------------------------------------------
+
+
+def entry(obs, name):
+    return obs[name] if isinstance(obs, dict) else getattr(obs, name)
 
 
 def encoded(space, obs):
-    """The encoding of observations [..., *space.shape], by NumPy."""
+    """Native observations [..., *space.shape] as agents see them, by NumPy."""
     if isinstance(space, spaces.Discrete):
         return np.eye(space.n, dtype=np.float32)[obs]
+    if isinstance(space, spaces.Dict):
+        parts = [encoded(space.spaces[name], entry(obs, name)) for name in sorted(space.spaces)]
+        return np.concatenate([part.astype(np.float32) for part in parts], axis=-1)
     if len(space.shape) != 3:
         obs = obs.reshape(*obs.shape[: obs.ndim - len(space.shape)], -1)
     return obs if obs.dtype in (np.uint8, np.bool_) else obs.astype(np.float32)
 
 
-def close(got, expected):
-    """Equal, but for continuous dynamics: XLA may contract a multiplication and an addition in one of two programs."""
+def compared(case):
+    """Each environment that was replayed: its run, its index there, the observation space, the replay."""
+    for run, by_hand in zip(played(case), replays(case), strict=True):
+        for j, native in zip(REPLAYED, by_hand, strict=True):
+            yield run, j, run.env.observation_space(run.params), native
+
+
+def equal(case, got, expected):
+    """Also in dtype and shape; a host's floats exactly, but XLA may contract arithmetic in one of two programs only."""
     assert got.dtype == expected.dtype and got.shape == expected.shape
-    if got.dtype == np.float32:
-        np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-5)
+    if got.dtype == np.float32 and not case.host:
+        np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-6)
     else:
         np.testing.assert_array_equal(got, expected)
 
 
 @every
-@pytest.mark.parametrize("limits", [SHORT, LONG], ids=["short", "long"])
-def test_steps_equal_a_replay_by_hand(env_id, limits):
-    """Observations before and after a reset, rewards and both endings; nothing is quarantined."""
-    env, params, facts, *_ = build(env_id)
-    ours, native = played(env_id, *limits)
-    space = env.observation_space(params)
-    np.testing.assert_array_equal(ours.step.terminated, native.terminated)
-    np.testing.assert_array_equal(ours.step.truncated, native.truncated)
-    close(ours.start, encoded(space, native.start))
-    close(ours.step.next_obs, encoded(space, native.next_obs))
-    close(ours.step.obs, encoded(space, native.obs))
-    close(ours.step.reward, native.reward.astype(np.float32))
-    assert ours.step.reward.shape == (2, T, N, *facts.reward_shape) and ours.step.weight.min() == 1
-    assert ours.step.obs.shape == (2, T, N, *facts.obs_shape) and ours.step.obs.dtype == facts.obs_dtype
+def test_steps_equal_a_replay(case):
+    """What to act on, behind an ending too, and rewards; nothing is quarantined. One side is scanned and vmapped over runs and
+    environments under `jit`, the other is not."""
+    for run, j, space, native in compared(case):
+        equal(case, run.start[j], encoded(space, native.start))
+        equal(case, run.step.obs[:, j], encoded(space, native.obs))
+        equal(case, run.step.reward[:, j], native.reward.astype(np.float32))
+        assert run.step.weight.all()
 
 
 @every
-def test_episode_returns_and_lengths(env_id):
-    """Of the rewards that were seen, exactly; no episode is longer than its limit, which is a traced parameter."""
-    for first, second, scale in (SHORT, LONG):
-        step = played(env_id, first, second, scale)[0].step
-        done = step.terminated | step.truncated
-        total, length, seen = np.zeros_like(step.reward[:, 0]), np.zeros((2, N), int), []
+def test_next_obs_is_the_true_successor(case):
+    """As in a run without resets, which each episode is by hand."""
+    for run, j, space, native in compared(case):
+        equal(case, run.step.next_obs[:, j], encoded(space, native.next_obs))
+
+
+@every
+def test_endings(case):
+    """Terminated and truncated are told apart: by the library's word, and by the limit, which alone truncates. A step can be
+    both; both occur alone, where they can."""
+    alone = set()
+    for run in played(case):
+        terminated, truncated = run.step.terminated, run.step.truncated
+        np.testing.assert_array_equal(truncated, lengths(run) == run.limit)
+        alone |= {"terminated"} if (terminated & ~truncated).any() else set()
+        alone |= {"truncated"} if (truncated & ~terminated).any() else set()
+    assert alone == set(case.endings)
+    for run, j, _, native in compared(case):
+        np.testing.assert_array_equal(run.step.terminated[:, j], native.terminated)
+        np.testing.assert_array_equal(run.step.truncated[:, j], native.truncated)
+
+
+def lengths(run):
+    """[T, N], of the episodes up to and including each step."""
+    done, length, seen = run.step.terminated | run.step.truncated, np.zeros(N, np.int32), []
+    for t in range(T):
+        seen.append(length + 1)
+        length = np.where(done[t], 0, seen[-1])
+    return np.stack(seen)
+
+
+@every
+def test_returns_and_lengths(case):
+    """Of the rewards that were seen, exactly; and of each episode that was played by hand."""
+    for run in played(case):
+        done, total = run.step.terminated | run.step.truncated, np.zeros_like(run.step.reward[0])
+        np.testing.assert_array_equal(run.step.info["episode_length"], lengths(run))
         for t in range(T):
-            total, length = total + step.reward[:, t], length + 1
-            np.testing.assert_array_equal(step.info["episode_return"][:, t], total)
-            np.testing.assert_array_equal(step.info["episode_length"][:, t], length)
-            seen.append(length)
-            total, length = (
-                np.where(done[:, t].reshape(2, N, *[1] * (total.ndim - 2)), 0, total),
-                np.where(done[:, t], 0, length),
-            )
-        lengths = np.stack(seen, 1)
-        limits = np.array([first, second])[:, None, None]
-        np.testing.assert_array_equal(lengths == limits, step.truncated)
-        assert np.all(lengths <= limits) and done.any()
+            total = total + run.step.reward[t]
+            np.testing.assert_array_equal(run.step.info["episode_return"][t], total)
+            total = np.where(done[t].reshape(N, *[1] * (total.ndim - 1)), 0, total)
+    for run, j, _, native in compared(case):
+        finished, total, length = [], np.float32(0), 0
+        for reward, ended in zip(native.reward.astype(np.float32), native.terminated | native.truncated, strict=True):
+            total, length = total + reward, length + 1
+            if ended:
+                finished.append((total, length))
+                total, length = np.float32(0), 0
+        done = run.step.terminated[:, j] | run.step.truncated[:, j]
+        returns, times = (np.stack(x) for x in zip(*finished, strict=True))
+        equal(case, run.step.info["episode_return"][done, j], returns)
+        np.testing.assert_array_equal(run.step.info["episode_length"][done, j], times)
 
 
 @every
-def test_starts_are_fresh(env_id):
-    """A thousand episodes of one step."""
-    state = jax.tree.map(lambda x: x[1].reshape(T * N, -1).astype(np.float64), played(env_id, *SHORT)[0].state)
-    starts = np.unique(np.concatenate(jax.tree.leaves(state), axis=1), axis=0)
-    if env_id in FEW_STARTS:
-        assert len(starts) == FEW_STARTS[env_id]
-    else:
-        assert len(starts) > 0.9 * T * N
+def test_starts_are_fresh(case):
+    """A thousand episodes of one step: what is seen at first, and what is in the state but its keys."""
+    run = played(case)[0]
+    assert run.limit == 1 and (run.step.terminated | run.step.truncated).all()
+    rows = np.concatenate([x.reshape(T * N, -1).view(np.uint8) for x in (run.step.obs, *run.states)], axis=1)
+    distinct = len({row.tobytes() for row in rows})
+    assert distinct > 0.9 * T * N if case.starts is None else distinct == case.starts
 
 
 @every
-def test_parameters_compile_nothing(env_id):
-    played(env_id, *SHORT), played(env_id, *LONG)
-    assert build(env_id)[-1]._cache_size() == 1
+def test_spaces_contain_what_comes(case):
+    """Observations and actions in native units, in shape and dtype too."""
+
+    def inside(space, x):
+        if isinstance(space, spaces.Dict):
+            return jnp.stack([inside(child, entry(x, name)) for name, child in space.spaces.items()]).all()
+        x = jnp.asarray(x, space.dtype) if case.host else x  # simulators compute in float64
+        assert x.shape == space.shape and x.dtype == (case.dtype or space.dtype)
+        return space.contains(x)
+
+    env, params, _ = environment(case)
+    action_space = env.action_space(params)
+    seen, taken = (library.jit(jax.vmap(f)) for f in (partial(inside, env.observation_space(params)), action_space.contains))
+    for _, _, _, native in compared(case):
+        all_seen = lambda first, *rest: np.concatenate([first[None], *rest])
+        assert seen(jax.tree.map(all_seen, native.start, native.obs, native.next_obs)).all() or case.outside
+        assert taken(native.actions).all() and native.actions.dtype == action_space.dtype
 
 
 @every
-def test_avals_of_step_and_reset_agree(env_id):
-    """Also of the environment in its own units, and for its own, weakly typed, default parameters."""
-    env, params, _, vec, _ = build(env_id)
-    avals = lambda tree: jax.tree.map(lambda x: (x.shape, x.dtype, x.weak_type), tree)
-    key = jax.random.key(0)
-    for view, at in ((vec, params), (vector.vectorise(env, N), env.default_params)):
-        space = (AgentView(env) if view is vec else env).action_space(params)
-        state, obs = jax.eval_shape(view.reset, key, at)
-        actions = jax.eval_shape(jax.vmap(space.sample), jax.random.split(key, N))
-        after, step = jax.eval_shape(view.step, key, state, actions, at)
-        assert avals(state) == avals(after)
-        assert avals(obs) == avals(step.obs) == avals(step.next_obs)
-        assert avals((step.terminated, step.truncated, step.weight)) == tuple(
-            ((N,), d, False) for d in (bool, bool, np.float32)
-        )
-        assert not any(x.weak_type for x in jax.tree.leaves((state, obs, step.reward)))
+def test_types_are_stable(case):
+    """Structure, shapes and dtypes of states and steps, for the environment's own, weakly typed, parameters; and as `spec` has
+    promised them."""
+    env, _, spec = environment(case)
+    params, vec = env.default_params, wrappers.vectorise(env, N)
+    action = jax.ShapeDtypeStruct(*((N,), np.int32) if spec.num_actions else ((N, spec.action_dim), np.float32))
+    state, obs = jax.eval_shape(vec.reset, jax.random.key(0), params)
+    after, step = jax.eval_shape(vec.step, jax.random.key(0), state, action, params)
+    avals = lambda tree: [(x.shape, x.dtype, x.weak_type) for x in jax.tree.leaves(tree)]
+    assert jax.tree.structure(state) == jax.tree.structure(after) and avals(state) == avals(after)
+    assert not any(x.weak_type for x in jax.tree.leaves(state))
+    assert not case.host or spec.max_episode_steps == case.limits[-1]
+    observed, rewarded = (spec.obs_shape, spec.obs_dtype), (spec.reward_shape, np.float32)
+    kinds = [*[observed] * 3, rewarded, *[((), dtype) for dtype in (bool, bool, np.float32)]]
+    expected = [((N, *shape), np.dtype(dtype), False) for shape, dtype in kinds]
+    assert avals([obs, step.obs, step.next_obs, step.reward, step.terminated, step.truncated, step.weight]) == expected
+    for run in played(case):
+        came = [run.start, *(x[0] for x in jax.tree.leaves(run.step.replace(info=())))]
+        assert [(x.shape, x.dtype, False) for x in came] == expected
 
 
-@every
-def test_observations_lie_in_the_space(env_id):
-    env, params, *_ = build(env_id)
-    _, native = played(env_id, *SHORT)
-    space = env.observation_space(params)
-    contains = lambda obs: np.asarray(jax.vmap(space.contains)(obs.reshape(-1, *space.shape)))
-    for obs in (native.start, native.obs, native.next_obs):
-        assert obs.dtype == OTHER_DTYPE.get(env_id, space.dtype) and np.all(np.isfinite(obs))
-        assert contains(obs).all() or env_id in OUTSIDE_SPACE
-
-
-@pytest.mark.parametrize("env_id", BRAX)
-def test_brax_terminates_by_its_own_rule(env_id):
+@over(c for c in CASES if c.name.startswith("brax/"))
+def test_brax_terminates_by_its_own_rule(case):
     """The rules of both tasks as their documentation states them, read off the true successor."""
-    step = played(env_id, *LONG)[0].step
-    obs = step.next_obs
-    if env_id == "brax/hopper":
-        upright = (obs[..., 0] > 0.7) & (np.abs(obs[..., 1]) < 0.2) & np.all(np.abs(obs[..., 1:]) < 100, -1)
-    else:
-        upright = np.abs(obs[..., 1]) <= 0.2
-    np.testing.assert_array_equal(step.terminated, ~upright)
-    assert step.terminated.any() and not step.terminated.all()
+    for run in played(case):
+        obs = run.step.next_obs
+        if case.name == "brax/hopper":
+            upright = (obs[..., 0] > 0.7) & (np.abs(obs[..., 1]) < 0.2) & np.all(np.abs(obs[..., 1:]) < 100, -1)
+        else:
+            upright = np.abs(obs[..., 1]) <= 0.2
+        np.testing.assert_array_equal(run.step.terminated, ~upright)

@@ -12,6 +12,8 @@ from rlx import envs, stats
 from rlx.envs import vector
 from rlx.envs.wrappers import spec
 from rlx.errors import RlxError
+from tests.envs import suites_support as library
+from tests.envs.conformance_support import compiled
 
 pytest.importorskip("mujoco_playground")
 suite = pytest.importorskip("dm_control.suite")
@@ -21,9 +23,12 @@ SWINGUP = "playground/CartpoleSwingup"
 
 @functools.cache
 def swingup():
-    """(environment, reset, step), compiled once for this file."""
-    env = envs.make(SWINGUP, episode_length=7)
-    return env, jax.jit(env.reset_env), jax.jit(env.step_env)
+    """(Playground's own environment, reset() -> state, obs, step(state, action) -> state, obs, reward, ...), which
+    test_conformance compiles too, and finds to be what rlx does."""
+    env = library.swingup()
+    key, params = np.zeros(2, np.uint32), jax.device_put(vector.strong(env.default_params))
+    reset, step = compiled(*library.playground())
+    return env.env.playground, lambda: reset(key, params), lambda state, action: step(key, state, action, params)
 
 
 def test_cartpole_against_dm_control():
@@ -31,9 +36,8 @@ def test_cartpole_against_dm_control():
     positions and velocities agree to 2e-3 (float32 and semi-implicit Euler against float64 and dm_control's integrator),
     rewards to 2e-2 (Playground's sees the pole one step late: MJX leaves its kinematics where the step began)."""
     env, reset, step = swingup()
-    params = env.default_params
     dmc = suite.load("cartpole", "swingup")
-    assert dmc.control_timestep() == pytest.approx(env.env.playground.dt)
+    assert dmc.control_timestep() == pytest.approx(env.dt)
     dmc.reset()
 
     def put(data):
@@ -42,18 +46,18 @@ def test_cartpole_against_dm_control():
 
     rng, rewards = np.random.default_rng(0), []
     for angle in np.linspace(0.1, np.pi, 5):
-        _, state = reset(jax.random.key(0), params)
-        data = state.env.data.replace(qpos=jnp.array([0.1, angle], jnp.float32), qvel=jnp.array([0.2, -0.3], jnp.float32))
-        state = state.replace(env=state.env.replace(data=data))
-        for t in range(20):
+        state, _ = reset()
+        data = state.data.replace(qpos=jnp.array([0.1, angle], jnp.float32), qvel=jnp.array([0.2, -0.3], jnp.float32))
+        state = state.replace(data=data)
+        for _ in range(20):
             action = rng.uniform(-1, 1, 1).astype(np.float32)
-            put(state.env.data)
+            put(state.data)
             dmc.task.before_step(action, dmc.physics)
             dmc.physics.step(dmc._n_sub_steps)
-            _, state, reward, terminated, _ = step(jax.random.key(t), state, action, params)
-            np.testing.assert_allclose(state.env.data.qpos, dmc.physics.data.qpos, atol=2e-3)
-            np.testing.assert_allclose(state.env.data.qvel, dmc.physics.data.qvel, atol=2e-3)
-            put(state.env.data)
+            state, _, reward, _, terminated = step(state, action)
+            np.testing.assert_allclose(state.data.qpos, dmc.physics.data.qpos, atol=2e-3)
+            np.testing.assert_allclose(state.data.qvel, dmc.physics.data.qvel, atol=2e-3)
+            put(state.data)
             dmc.physics.data.ctrl[:] = action
             np.testing.assert_allclose(reward, dmc.task.get_reward(dmc.physics), atol=2e-2)
             assert not terminated
@@ -66,14 +70,14 @@ def test_a_trajectory_of_cartpole_equals_mujoco(position, angle):
     """100 steps from one state, never put back, by dm_control with Playground's integrator and solver: observations and
     rewards to 2e-5 (float32 against float64), where the pole's angle is taken one step late, as Playground does."""
     mujoco = pytest.importorskip("mujoco")
-    env, reset, step = swingup()
+    _, reset, step = swingup()
     dmc = suite.load("cartpole", "swingup")
     option = dmc.physics.model.ptr.opt
     option.integrator, option.iterations, option.ls_iterations = mujoco.mjtIntegrator.mjINT_EULER, 1, 4
     option.disableflags |= mujoco.mjtDisableBit.mjDSBL_EULERDAMP
-    _, state = reset(jax.random.key(0), env.default_params)
+    state, _ = reset()
     qpos, qvel = np.float32([position, angle]), np.float32([0.2, -0.3])
-    state = state.replace(env=state.env.replace(data=state.env.data.replace(qpos=jnp.array(qpos), qvel=jnp.array(qvel))))
+    state = state.replace(data=state.data.replace(qpos=jnp.array(qpos), qvel=jnp.array(qvel)))
     dmc.reset()
     with dmc.physics.reset_context():
         dmc.physics.data.qpos[:], dmc.physics.data.qvel[:] = qpos, qvel
@@ -83,7 +87,7 @@ def test_a_trajectory_of_cartpole_equals_mujoco(position, angle):
         late = dmc.physics.data.xmat.copy()
         dmc.task.before_step(action, dmc.physics)
         dmc.physics.step(dmc._n_sub_steps)
-        obs, state, reward, _, _ = step(jax.random.key(0), state, action, env.default_params)
+        state, obs, reward, _, _ = step(state, action)
         now, dmc.physics.data.xmat[:] = dmc.physics.data.xmat.copy(), late
         expected = np.concatenate([dmc.physics.bounded_position(), dmc.physics.velocity()])
         np.testing.assert_allclose(obs, expected, atol=2e-5)
@@ -111,54 +115,17 @@ def test_building_leaves_no_log_behind(tmp_path, monkeypatch, capfd, outspoken):
     assert not list(tmp_path.iterdir()) and capfd.readouterr() == ("", "")
 
 
-def test_starts_differ():
-    env, *_ = swingup()
-    obs, _ = jax.jit(jax.vmap(env.reset_env, (0, None)))(jax.random.split(jax.random.key(1), 1000), env.default_params)
-    assert obs.shape == (1000, 5) and obs.dtype == jnp.float32 and np.isfinite(obs).all()
-    assert len(np.unique(np.asarray(obs), axis=0)) > 900
-
-
-def test_episodes_are_truncated_and_begin_afresh():
-    """Against single environments without resets: the same successors, the true one at the limit too."""
-    env, _, step = swingup()
-    params = vector.strong(env.default_params)
-    vec = vector.vectorise(env, 2)
-    actions = jnp.asarray(np.random.default_rng(1).uniform(-1, 1, (9, 2, 1)), jnp.float32)
-
-    @jax.jit
-    def program(key):
-        def one(carry, x):
-            i, action = x
-            state, out = vec.step(jax.random.fold_in(key, i), carry, action, params)
-            return state, out
-
-        state, _ = vec.reset(key, params)
-        return state, jax.lax.scan(one, state, (jnp.arange(9), actions))[1]
-
-    state, out = program(jax.random.key(2))
-    np.testing.assert_array_equal(out.truncated.sum(1), [0] * 6 + [2] + [0] * 2)
-    assert not out.terminated.any() and out.weight.all()
-    for n in range(2):
-        alone = jax.tree.map(lambda x, n=n: x[n], state)
-        for t in range(7):
-            successor, alone, reward, _, _ = step(jax.random.key(0), alone, actions[t, n], params)
-            np.testing.assert_allclose(out.next_obs[t, n], successor, atol=1e-4)
-            np.testing.assert_allclose(out.reward[t, n], reward, atol=1e-4)
-    assert not np.isclose(out.obs[6], out.next_obs[6], atol=1e-4).all(1).any()
-    np.testing.assert_array_equal(out.obs[5], out.next_obs[5])
-
-
 @pytest.mark.slow
 def test_action_repeat_sums_rewards():
-    env, reset, step = swingup()
+    _, reset, step = swingup()
     twice = envs.make(SWINGUP, episode_length=7, action_repeat=2)
     assert twice.default_params.max_steps_in_episode == 4
-    _, state = jax.jit(twice.reset_env)(jax.random.key(3), twice.default_params)
+    _, state = jax.jit(twice.reset_env)(jax.random.key(0), twice.default_params)
     action = jnp.array([0.5], jnp.float32)
     obs, _, reward, _, _ = jax.jit(twice.step_env)(jax.random.key(4), state, action, twice.default_params)
-    one = reset(jax.random.key(3), env.default_params)[1]
-    _, one, first, _, _ = step(jax.random.key(0), one, action, env.default_params)
-    last, _, second, _, _ = step(jax.random.key(0), one, action, env.default_params)
+    one, _ = reset()
+    one, _, first, _, _ = step(one, action)
+    _, last, second, _, _ = step(one, action)
     np.testing.assert_allclose(reward, first + second, rtol=1e-4)
     np.testing.assert_allclose(obs, last, atol=1e-4)
 
