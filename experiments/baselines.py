@@ -55,12 +55,24 @@ BASELINES = {
         "sac", "gymnax/Pendulum-v1", {"smoke": 2_000, "cpu": 20_000, "paper": 100_000}, {"smoke": 2, "cpu": 6, "paper": 10},
         {"preset": "small"}, aim=-180,
     ),
+    "td3-pendulum": Baseline(
+        "td3", "gymnax/Pendulum-v1", {"smoke": 2_000, "cpu": 20_000, "paper": 100_000}, {"smoke": 2, "cpu": 6, "paper": 10},
+        {"preset": "small"}, aim=-180,
+    ),
+    "sac-discrete-cartpole": Baseline(
+        "sac_discrete", "gymnax/CartPole-v1", {"smoke": 4_000, "cpu": 60_000, "paper": 500_000},
+        {"smoke": 2, "cpu": 8, "paper": 10}, {"preset": "small"}, aim=475,
+    ),
     "ppo-hopper": Baseline(
         "ppo", "brax/hopper", {"smoke": 100_000, "cpu": 2_000_000, "paper": 10_000_000}, {"smoke": 2, "cpu": 4, "paper": 10},
         {"preset": "brax"},
     ),
     "sac-double-pendulum": Baseline(
         "sac", "brax/inverted_double_pendulum", {"smoke": 8_000, "cpu": 80_000, "paper": 1_000_000},
+        {"smoke": 2, "cpu": 6, "paper": 10}, {"preset": "small", "env_options": {"backend": "generalized"}},
+    ),
+    "td3-double-pendulum": Baseline(
+        "td3", "brax/inverted_double_pendulum", {"smoke": 8_000, "cpu": 80_000, "paper": 1_000_000},
         {"smoke": 2, "cpu": 6, "paper": 10}, {"preset": "small", "env_options": {"backend": "generalized"}},
     ),
     # the same task in the spring engine, which is much harder to balance: its joints are springs, not constraints
@@ -73,6 +85,26 @@ BASELINES = {
         {"smoke": 2, "cpu": 4, "paper": 10},
         {"num_envs": 50, "rollout_length": 40, "num_minibatches": 8, "lr": 1e-3, "activation": "relu", "hidden_sizes": (128,),
          "entropy_coef": 0.01},
+    ),
+    "dqn-cartpole": Baseline(
+        "dqn", "gymnax/CartPole-v1", {"smoke": 5_000, "cpu": 100_000, "paper": 500_000}, {"smoke": 2, "cpu": 8, "paper": 10},
+        {"preset": "small"}, aim=475,
+    ),
+    "pqn-cartpole": Baseline(
+        "pqn", "gymnax/CartPole-v1", {"smoke": 15_000, "cpu": 300_000, "paper": 500_000}, {"smoke": 2, "cpu": 8, "paper": 10},
+        {"preset": "small"}, aim=475,
+    ),
+    "dqn-breakout": Baseline(
+        "dqn", "gymnax/Breakout-MinAtar", {"smoke": 32_000, "cpu": 600_000, "paper": 10_000_000},
+        {"smoke": 2, "cpu": 4, "paper": 10},
+        {"preset": "small", "num_envs": 8, "rollout_length": 4, "updates_per_step": 1 / 16, "learning_starts": 3_200,
+         "replay_capacity": 100_000, "target_period": 200, "hidden_sizes": (128,), "lr": 5e-4, "epsilon_steps": 100_000.0},
+    ),
+    "pqn-breakout": Baseline(
+        "pqn", "gymnax/Breakout-MinAtar", {"smoke": 30_000, "cpu": 600_000, "paper": 10_000_000},
+        {"smoke": 2, "cpu": 4, "paper": 10},
+        {"preset": "small", "num_envs": 50, "num_epochs": 2, "num_minibatches": 16, "hidden_sizes": (128,),
+         "epsilon_steps": 100_000.0},
     ),
     # env steps are agent steps: two native ones each
     "sac-swingup": Baseline(

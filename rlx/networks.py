@@ -118,16 +118,22 @@ class PatchConv(nn.Module):
 
 
 class CNN(nn.Module):
-    """Activated `PatchConv` layers (features, kernel, stride), flattened: `[..., H, W, C]` -> `[..., d]`."""
+    """Activated `PatchConv` layers (features, kernel, stride), flattened: `[..., H, W, C]` -> `[..., d]`.
+
+    `layer_norm` puts a LayerNorm over the channels between each convolution and its activation.
+    """
 
     layers: tuple[tuple[int, int, int], ...]
     activation: str = "relu"
     kernel_init: Initializer = nn.initializers.lecun_normal()
+    layer_norm: bool = False
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         for features, kernel, stride in self.layers:
-            x = activation_fn(self.activation)(PatchConv(features, kernel, stride, self.kernel_init)(x))
+            x = PatchConv(features, kernel, stride, self.kernel_init)(x)
+            x = nn.LayerNorm()(x) if self.layer_norm else x
+            x = activation_fn(self.activation)(x)
         return x.reshape(*x.shape[:-3], -1)
 
 
@@ -139,12 +145,13 @@ class Torso(nn.Module):
     """Raw observations `[..., *obs_shape]` of any dtype (see `preprocess`) -> float32 `[..., hidden_sizes[-1]]`.
 
     `[H, W, C]` goes through a CNN, then an MLP: the Nature one where both sides are at least 36 (what its kernels
-    need), else one 3x3 convolution. All other observations are flattened into the MLP.
+    need), else one 3x3 convolution. All other observations are flattened into the MLP. `layer_norm` as in `CNN` and `MLP`.
     """
 
     hidden_sizes: tuple[int, ...]
     activation: str = "relu"
     kernel_init: Initializer = nn.initializers.lecun_normal()
+    layer_norm: bool = False
     obs_shape: tuple[int, ...] = field(kw_only=True)
 
     @nn.compact
@@ -154,8 +161,9 @@ class Torso(nn.Module):
             raise RlxError(f"observation of shape {obs.shape} does not end in the environment's {self.obs_shape}")
         x = preprocess(obs)
         side = min(self.obs_shape[:2]) if len(self.obs_shape) == 3 else 0
-        x = CNN(NATURE if side >= 36 else BOARD, self.activation, self.kernel_init)(x) if side >= 3 else x.reshape(*batch, -1)
-        return MLP(self.hidden_sizes, self.activation, self.kernel_init)(x)
+        options = self.activation, self.kernel_init, self.layer_norm
+        x = CNN(NATURE if side >= 36 else BOARD, *options)(x) if side >= 3 else x.reshape(*batch, -1)
+        return MLP(self.hidden_sizes, *options)(x)
 
 
 def ensemble(module_cls: type[nn.Module], k: int) -> type[nn.Module]:

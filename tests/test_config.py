@@ -76,8 +76,12 @@ def test_the_source_of_a_class_is_read_once(monkeypatch):
 def test_what_the_agents_trace():
     traced = {name: {n for n, f in config.fields(m.Config).items() if f.traced} for name, m in agents.AGENTS.items()}
     rates = {"lr", "actor_lr", "critic_lr", "temperature_lr", "gamma", "tau", "clip_eps", "entropy_coef", "gae_lambda"}
+    rates |= {"td_lambda", "epsilon_start", "epsilon_end", "epsilon_steps"}
+    noise = {"exploration_noise", "target_noise", "target_noise_clip"}
     for name, module in agents.AGENTS.items():
-        assert traced[name] == (rates | {"value_coef", "max_grad_norm", "temperature"}) & set(config.fields(module.Config))
+        assert traced[name] == (rates | noise | {"value_coef", "max_grad_norm", "temperature"}) & set(
+            config.fields(module.Config)
+        )
 
 
 def test_partition():

@@ -4,10 +4,18 @@ from __future__ import annotations
 
 from types import ModuleType
 
-from rlx.agents import ppo, ppo_rnn, sac
+from rlx.agents import dqn, ppo, ppo_rnn, pqn, sac, sac_discrete, td3
 from rlx.errors import unknown
 
-AGENTS: dict[str, ModuleType] = {"ppo": ppo, "ppo_rnn": ppo_rnn, "sac": sac}
+AGENTS: dict[str, ModuleType] = {
+    "dqn": dqn,
+    "ppo": ppo,
+    "ppo_rnn": ppo_rnn,
+    "pqn": pqn,
+    "sac": sac,
+    "sac_discrete": sac_discrete,
+    "td3": td3,
+}
 
 
 def get(name: str) -> ModuleType:

@@ -47,9 +47,8 @@ import optax
 from flax import struct
 
 from rlx import config as base
-from rlx import normalize, returns
+from rlx import minibatches, normalize, returns
 from rlx.config import Traced
-from rlx.errors import RlxError
 from rlx.networks import Torso, orthogonal
 from rlx.normalize import weighted_mean
 from rlx.types import HP, Agent, EnvSpec, PyTree, Transition
@@ -157,7 +156,7 @@ def make(config: Config, spec: EnvSpec) -> Agent:
     """PPO for an environment. Raises RlxError for a vector reward and for minibatches that do not divide a rollout."""
     c = config
     size = c.num_envs * c.rollout_length
-    check(c, spec, "num_envs * rollout_length", size)
+    minibatches.check(c, spec, "ppo", "num_envs * rollout_length", size)
     network = ActorCritic(c, spec)
     forward: Callable[..., Any] = network.apply
 
@@ -190,7 +189,7 @@ def make(config: Config, spec: EnvSpec) -> Agent:
             pi, value = forward(params, batch["obs"])
             return loss(hp, pi, value, batch)
 
-        params, opt_state, metrics = optimise(hp, c, objective, state, data, key)
+        params, opt_state, metrics = minibatches.optimise(c, objective, optimiser(hp), state, data, key)
         metrics["explained_variance"] = explained_variance(data["target"], data["value"], data["weight"])
         stats = observe_obs(state, rollout)
         return State(params, opt_state, stats, state.return_stats), metrics
@@ -199,16 +198,6 @@ def make(config: Config, spec: EnvSpec) -> Agent:
 
 
 # --- its parts, which recurrent PPO shares --------------------------------------------------------------------------------
-
-
-def check(config: Config, spec: EnvSpec, name: str, size: int) -> None:
-    """RlxError for a vector reward, and unless the minibatches divide the `size` samples called `name`."""
-    if spec.reward_shape:
-        raise RlxError(f"ppo learns from a scalar reward; {spec.name} has a reward vector of shape {spec.reward_shape}")
-    given = config.num_minibatches
-    if size % given:
-        valid = min((m for m in range(1, size + 1) if size % m == 0), key=lambda m: abs(m - given))
-        raise RlxError(f"num_minibatches={given} must divide {name} = {size}; the nearest is {valid}")
 
 
 def optimiser(hp: HP) -> optax.GradientTransformation:
@@ -248,29 +237,6 @@ def samples(hp: HP, state: State, rollout: Transition, reward: jax.Array, next_v
         "obs": normalize.observe(state.obs_stats, rollout.obs), "action": old["raw_action"], "log_prob": old["log_prob"],
         "value": old["value"], "advantage": advantage, "target": advantage + old["value"], "weight": rollout.weight,
     }  # fmt: skip
-
-
-def optimise(
-    hp: HP, config: Config, objective: Callable[..., Any], state: State, data: PyTree, key: jax.Array
-) -> tuple[PyTree, PyTree, dict[str, jax.Array]]:
-    """K epochs of M minibatches over the leading axis of `data` -> params, opt_state, mean metrics."""
-    size = len(jax.tree.leaves(data)[0])
-
-    def minibatch(learner: tuple, indices: jax.Array) -> tuple[tuple, dict]:
-        params, opt_state = learner
-        batch = jax.tree.map(lambda x: x[indices], data)
-        grads, metrics = jax.grad(objective, has_aux=True)(params, batch)
-        updates, opt_state = optimiser(hp).update(grads, opt_state)
-        return (optax.apply_updates(params, updates), opt_state), metrics
-
-    def epoch(learner: tuple, e: jax.Array) -> tuple[tuple, dict]:
-        order = jax.random.permutation(jax.random.fold_in(key, e), size)
-        return jax.lax.scan(minibatch, learner, order.reshape(config.num_minibatches, -1))
-
-    learner = (state.params, state.opt_state)
-    (params, opt_state), metrics = jax.lax.scan(epoch, learner, jnp.arange(config.num_epochs, dtype=jnp.uint32))
-    updates = jnp.int32(config.num_epochs * config.num_minibatches)
-    return params, opt_state, jax.tree.map(jnp.mean, metrics) | {"updates": updates}
 
 
 def standardised(x: jax.Array, weight: jax.Array) -> jax.Array:

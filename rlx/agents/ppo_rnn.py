@@ -26,7 +26,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from rlx import normalize
+from rlx import minibatches, normalize
 from rlx.agents import ppo
 from rlx.agents.ppo import State
 from rlx.networks import Torso, orthogonal
@@ -80,7 +80,7 @@ def unroll(step: Callable[..., jax.Array], memory: jax.Array, obs: jax.Array, fi
 def make(config: Config, spec: EnvSpec) -> Agent:
     """Recurrent PPO. Raises RlxError for a vector reward and for minibatches that do not divide the environments."""
     c = config
-    ppo.check(c, spec, "num_envs", c.num_envs)
+    minibatches.check(c, spec, "ppo_rnn", "num_envs", c.num_envs)
     core, heads = Core(c, spec), Heads(spec)
     step: Callable[..., Any] = lambda params, memory, obs: core.apply(params["core"], memory, obs)
     read: Callable[..., Any] = lambda params, memory: heads.apply(params["heads"], memory)
@@ -130,7 +130,8 @@ def make(config: Config, spec: EnvSpec) -> Agent:
             pi, value = read(params, flat["memory"])
             return ppo.loss(hp, pi, value, flat)
 
-        params, opt_state, metrics = ppo.optimise(hp, c, objective, state, sequences | old, key)
+        optimiser = ppo.optimiser(hp)
+        params, opt_state, metrics = minibatches.optimise(c, objective, optimiser, state, sequences | old, key)
         flat = [data[k].reshape(-1) for k in ("target", "value", "weight")]
         metrics["explained_variance"] = ppo.explained_variance(*flat)
         return State(params, opt_state, ppo.observe_obs(state, rollout), state.return_stats), metrics

@@ -163,7 +163,7 @@ def make(config: Config, spec: EnvSpec) -> Agent:
     """SAC for an environment. Raises RlxError for discrete actions, vector rewards and update counts that are not whole."""
     c = config
     if spec.num_actions is not None:
-        raise RlxError(f"sac needs continuous actions; {spec.name} has {spec.num_actions} discrete ones: use ppo")
+        raise RlxError(f"sac needs continuous actions; {spec.name} has {spec.num_actions} discrete ones: use sac_discrete")
     plan, buffer = off_policy.plan(c, spec, "sac")
     target_entropy = -float(spec.action_dim) if c.target_entropy is None else c.target_entropy
     actor, critic = Actor(c, spec), ensemble(Critic, 2)(c, spec)

@@ -17,6 +17,8 @@ pytestmark = pytest.mark.slow
         ("ppo-hopper", "brax/hopper", 2_000_000, 4, 1449.0),  # 10 x random (145), above standing still (992)
         ("sac-double-pendulum", "brax/inverted_double_pendulum", 80_000, 6, 1678.0),  # 10 x random (168), above still (350)
         ("ppo-breakout", "gymnax/Breakout-MinAtar", 600_000, 4, 4.5),  # 10 x random (0.45)
+        ("dqn-cartpole", "gymnax/CartPole-v1", 100_000, 8, 475.0),
+        ("pqn-cartpole", "gymnax/CartPole-v1", 300_000, 8, 475.0),
         ("sac-gymnasium-hopper", "gymnasium/Hopper-v5", 100_000, 4, 202.0),  # 10 x random (20.2), above still (147)
     ],
 )

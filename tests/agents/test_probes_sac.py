@@ -75,5 +75,7 @@ def test_a_vector_reward_is_refused_by_name():
 
 
 def test_discrete_actions_are_refused_by_name():
-    with pytest.raises(rlx.RlxError, match=r"^sac needs continuous actions; probe/ActionReward has 3 discrete ones"):
+    with pytest.raises(
+        rlx.RlxError, match=r"^sac needs continuous actions; probe/ActionReward has 3 discrete ones: use sac_discrete$"
+    ):
         rlx.make("sac", "probe/ActionReward", **CONFIG)
