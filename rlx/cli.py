@@ -4,6 +4,7 @@
     rlx sweep AGENT ENV --space 'lr=log(1e-5,1e-2) gamma=[0.9,0.99]' --configs 64 --seeds 5
     rlx evaluate RUN [--episodes 100 --which best]                    greedy episodes of a stored run
     rlx report RUN [RUN ...] [--out DIR]                              one table and one plot of stored runs
+    rlx report SWEEP [--out DIR]                                      a page with ranking and plots, in SWEEP itself
     rlx list agents | envs                                            what there is
 
 `rlx train AGENT ENV --help` explains each field of that agent. Bad input is one line and exit code 2.
@@ -26,6 +27,7 @@ from rlx.config import Field
 from rlx.envs import registry
 from rlx.errors import RlxError, unknown
 from rlx.sinks.console import print_table
+from rlx.sweeps.report import write_report
 from rlx.words import assignments, show_help, split
 
 
@@ -91,9 +93,11 @@ def sweep(argv: list[str]) -> int:
         given["out"] = free_directory(f"runs/sweep-{agent}-{env.replace('/', '-')}")
 
     result = sweeps.sweep(agent, env, space, **given)
-    if len(result.metrics):
+    out = Path(given["out"])
+    left = [name for name in ("table.csv", "metrics.parquet", "best.toml") if (out / name).exists()]
+    if "table.csv" in left:
         print_table(result.table().head(20))
-    print(f"results in {given['out']}: table.csv, metrics.parquet, best.toml")
+    print(f"results in {out}: {', '.join(left)}; `rlx report {out}` makes tables and plots of them")
     return _interrupted(result.interrupted, given["out"])
 
 
@@ -133,6 +137,9 @@ def _job(command: str, argv: list[str], run_config: type[config_.Config]) -> tup
     for name in stored:
         if name not in options:
             raise unknown("field of the file", name, options)
+    own = {name: stored.pop(name) for name in list(stored) if name in config_.fields(config)}
+    if own:  # a config, which single fields override and a space may vary
+        given["config"] = config_.make(config, given.pop("preset", None), None, own)
     return names[0], names[1], stored | given
 
 
@@ -159,13 +166,16 @@ def evaluate(argv: list[str]) -> int:
 
 
 def report(argv: list[str]) -> int:
-    """`rlx report RUN ...`: one table of the runs, and one plot of their learning curves."""
-    runs, given = _stored(
-        "report", argv, {"out": Field("out", str, ".", False, "directory of report.csv, report.md, report.png")}
-    )
+    """`rlx report RUN ...`: one table of the runs, and one plot of their learning curves. `rlx report SWEEP`: one page."""
+    about = "directory of what is written; by default here, of a sweep in the sweep's directory"
+    runs, given = _stored("report", argv, {"out": Field("out", str | None, None, False, about)})
+    if swept := [run for run in runs if os.path.exists(os.path.join(run, "plan.json"))]:
+        if len(runs) > 1:
+            raise RlxError(f"rlx report takes one sweep, or runs: {swept[0]} is a sweep, and there are {len(runs)} directories")
+        return _report_sweep(swept[0], given.get("out") or swept[0])
     frames = {str(run): results.metrics(run) for run in runs}
     table = report_.summary_table(frames)
-    out = Path(given.get("out", "."))
+    out = Path(given.get("out") or ".")
     try:
         out.mkdir(parents=True, exist_ok=True)
         report_.to_csv(table, out / "report.csv")
@@ -175,6 +185,14 @@ def report(argv: list[str]) -> int:
         raise RlxError(f"cannot write the report to {out}: {error.strerror}") from None
     print_table(table)
     print(f"report.csv, report.md and report.png in {out}")
+    return 0
+
+
+def _report_sweep(directory: str, out: str) -> int:
+    result = sweeps.load(directory)
+    names = write_report(result, Path(out))
+    print_table(result.table().head(20))
+    print(f"{', '.join(names)} in {out}")
     return 0
 
 

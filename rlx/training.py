@@ -206,7 +206,7 @@ class Session:
             if self.callback is not None:
                 self.interrupted |= bool(self.callback(trainer.steps(self.carry), metrics, self.carry))
             self.interrupted |= sigint.received
-        if self.interrupted and self.out:
+        if self.interrupted and self.out and self.lasting:
             self._save("last")
 
     def _due(self, i: int) -> bool:
@@ -277,7 +277,7 @@ class Session:
 
     def _rescue(self, error: BaseException) -> None:
         """Store what there is, where the state outlived the error; its traceback says so where it did not."""
-        if not self.out:
+        if not (self.out and self.lasting):
             return
         try:
             jax.block_until_ready((self.carry, self.totals))  # raises where a program was given them and failed

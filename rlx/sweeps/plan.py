@@ -7,6 +7,7 @@ fields make a group, which is one compiled program; its runs are trained in batc
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import math
 from collections.abc import Mapping
@@ -20,11 +21,15 @@ import numpy as np
 from rlx import agents, footprint, grid
 from rlx import config as config_
 from rlx.errors import RlxError, unknown
-from rlx.sweeps.space import Choices, Space, configurations
+from rlx.sweeps import space as space_
+from rlx.sweeps.space import Choices, Range, Space
 from rlx.trainer import Trainer
 from rlx.training import RunConfig
 
 ENV = "env."  # prefix of an environment's parameters in a space
+ROOM = 0.5  # of the free memory that a batch may fill: a checkpoint holds it twice, and what is free varies
+
+Batch = list[tuple[int, int, int]]  # (run, configuration, seed)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,7 +58,8 @@ class Group:
 
 @dataclasses.dataclass
 class Plan:
-    """`configs[c]` are the values of the space's fields in configuration c; `fixed` is what all runs share."""
+    """`configs[c]` are the values of the space's fields in configuration c; `fixed` is what all runs share, and of its
+    `env_params` the `env_changes` are those that differ from the environment's own, by name."""
 
     agent: str
     env: str
@@ -67,17 +73,22 @@ class Plan:
     def runs(self) -> int:
         return len(self.configs) * len(self.seeds)
 
-    def of(self, group: Group) -> list[tuple[int, int, int]]:
-        """The runs of a group: (run, config, seed)."""
+    def of(self, group: Group) -> Batch:
+        """The runs of a group."""
         s = len(self.seeds)
         return [(c * s + j, c, seed) for c in group.configs for j, seed in enumerate(self.seeds)]
 
-    def batches(self, group: Group) -> list[list[tuple[int, int, int]]]:
+    def batches(self, group: Group) -> list[Batch]:
         """The runs of a group cut into batches, the last one filled up with its last run."""
         runs = self.of(group)
         cut = [runs[k : k + group.batch] for k in range(0, len(runs), group.batch)]
         cut[-1] += [cut[-1][-1]] * (group.batch - len(cut[-1]))
         return cut
+
+    def work(self) -> dict[str, tuple[int, Batch]]:
+        """Every batch by name, in order: the number of its group, and its runs."""
+        each = ((g, b, batch) for g, group in enumerate(self.groups) for b, batch in enumerate(self.batches(group)))
+        return {f"{g:03d}-{b:04d}": (g, batch) for g, b, batch in each}
 
     def write(self, path: Path) -> None:
         """plan.json, replaced atomically."""
@@ -90,14 +101,24 @@ class Plan:
         """The stored plan; RlxError where it cannot be read."""
         try:
             stored = json.loads(path.read_text())
-            return Plan(**{**stored, "groups": [Group(**g) for g in stored["groups"]]})
-        except (OSError, ValueError, TypeError, KeyError) as error:
-            raise RlxError(f"{path} cannot be read: {error}") from None
+            tuples = lambda values: {name: space_.plain(value) for name, value in values.items()}
+            groups = [Group(**{**g, "static": tuples(g["static"])}) for g in stored["groups"]]
+            return Plan(**{**stored, "configs": list(map(tuples, stored["configs"])), "groups": groups})
+        except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+            raise RlxError(f"{path} cannot be read: {' '.join(str(error).split())}") from None
 
     def same_runs(self, other: Plan) -> list[str]:
-        """The names of what differs between two plans, but for the layout."""
-        mine, its = (json.loads(json.dumps(dataclasses.asdict(p))) for p in (self, other))
-        return [name for name in mine if name != "groups" and mine[name] != its[name]]
+        """What differs between this plan and another, but for the layout: names, and both values where they are short."""
+
+        def parts(plan: Plan) -> dict[str, Any]:
+            whole = json.loads(json.dumps(dataclasses.asdict(plan)))
+            fixed = {name: value for name, value in whole.pop("fixed").items() if name != "env_changes"}
+            return {name: value for name, value in whole.items() if name != "groups"} | fixed.pop("config") | fixed
+
+        mine, its = parts(self), parts(other)
+        different = [name for name in mine | its if mine.get(name) != its.get(name)]
+        text = {name: f"{name}={mine.get(name)!r} there, {its.get(name)!r} here" for name in different}
+        return [text[name] if len(text[name]) <= 80 else name for name in different]
 
 
 def make(agent: str, env: str, space: Space, run: SweepConfig, fixed: Mapping[str, Any]) -> tuple[Plan, list[Trainer]]:
@@ -110,19 +131,19 @@ def make(agent: str, env: str, space: Space, run: SweepConfig, fixed: Mapping[st
     fixed = dict(fixed)
     keywords = {name: fixed.pop(name, None) for name in ("preset", "config", "env_options", "env_params")}
     base = config_.make(module.Config, keywords["preset"], keywords["config"], fixed)
+    params = keywords["env_params"] if isinstance(keywords["env_params"], Mapping) else {}
+    own = fixed | {f"{ENV}{name}": value for name, value in params.items()}
     for name in space:
-        if name in fixed:
-            raise RlxError(f"{name} is in the space and has a value of its own, {name}={fixed[name]!r}: give one of them")
-    static = _check(base, space, f"{agent} on {env}")
-    if run.method not in (None, "grid", "random", "sobol"):
-        raise unknown("method", str(run.method), ("grid", "random", "sobol"))
-    configs = configurations(space, run.configs, run.method, run.space_seed)
+        if name in own:
+            raise RlxError(f"{name} is in the space and has a value of its own, {name}={own[name]!r}: give one of them")
+    space, static = _check(base, space)
+    configs = space_.configurations(space, run.configs, run.method, run.space_seed)
 
     members: dict[tuple, list[int]] = {}
     for c, config in enumerate(configs):
         members.setdefault(tuple(config[name] for name in static), []).append(c)
-    options = {"env_options": keywords["env_options"], "env_params": keywords["env_params"], "devices": run.devices}
-    trainers = [Trainer(agent, env, base.replace(**dict(zip(static, key, strict=True))), **options) for key in members]
+    options = keywords["env_options"], keywords["env_params"], run.devices
+    trainers = [_trainer(agent, env, base.replace(**dict(zip(static, key, strict=True))), *options) for key in members]
     check_params(trainers[0], space)
     _check_budget(trainers, run)
     seeds = grid.seeds(run.seeds)
@@ -132,52 +153,92 @@ def make(agent: str, env: str, space: Space, run: SweepConfig, fixed: Mapping[st
     ]
     for group, trainer in zip(groups, trainers, strict=True):
         group.batch = largest_batch(len(group.configs) * len(seeds), group.bytes_per_run, run, trainer.name)
-    shared = {
-        "config": config_.to_dict(base), "env_options": trainers[0].env_options,
-        "env_params": grid.params_to_json(trainers[0].env_params),
-    }  # fmt: skip
+    first = trainers[0]
+    shared: dict[str, Any] = {"config": config_.to_dict(base), "env_options": first.env_options}
+    shared |= {"env_params": grid.params_to_json(first.env_params), "env_changes": _changes(first)}
     run_fields = ("steps", "eval_every", "eval_episodes", "save_every", "log_every", "devices")
     shared |= {name: getattr(run, name) for name in run_fields}
-    return Plan(agent, env, json.loads(json.dumps(shared)), list(space), configs, seeds, groups), trainers
+    return Plan(agent, env, json.loads(json.dumps(shared, default=str)), list(space), configs, seeds, groups), trainers
 
 
-def _check(base: config_.Config, space: Space, name: str) -> list[str]:
-    """The static fields of the space, after a look at every value of every field of the agent."""
+def _trainer(agent: str, env: str, config: config_.Config, env_options: Any, env_params: Any, devices: int) -> Trainer:
+    """The trainer of a group: that of an earlier sweep, with what it has compiled, where that was the same."""
+    items = lambda given: None if given is None else tuple(given.items())
+    try:
+        options = items(env_options), items(env_params)
+        return _kept(agent, env, config, *options, devices, repr(options))
+    except (AttributeError, TypeError):  # a whole parameter object, or values that cannot be a key
+        return Trainer(agent, env, config, env_options=env_options, env_params=env_params, devices=devices)
+
+
+@functools.lru_cache(maxsize=32)
+def _kept(agent: str, env: str, config: config_.Config, options: Any, params: Any, devices: int, exactly: str) -> Trainer:
+    """`exactly`: the values' text, which tells 1 from True where a key does not."""
+    changes = None if params is None else dict(params)
+    return Trainer(agent, env, config, env_options=dict(options or ()), env_params=changes, devices=devices)
+
+
+def _check(base: config_.Config, space: Space) -> tuple[Space, list[str]]:
+    """The space with values in their fields' types, and its static fields; a look at every value of every agent's field."""
     fields = config_.fields(type(base))
-    static = []
+    typed, static = dict(space), []
     for field, axis in space.items():
         if field.startswith(ENV):
             continue
         if field not in fields:
             raise unknown("field of the space", field, [*fields, f"{ENV}NAME"])
         if not fields[field].traced:
-            if not isinstance(axis, Choices):
+            if isinstance(axis, Range):
                 ends = [round(x) if fields[field].type is int else x for x in (axis.low, axis.high)]
                 raise RlxError(f"{field} is static, each value a program of its own: give a list, such as {field}={ends}")
             static.append(field)
-        for value in axis.values if isinstance(axis, Choices) else (axis.low, axis.high):
-            base.replace(**{field: value})
-    return static
+        as_typed = lambda value, field=field: getattr(base.replace(**{field: value}), field)
+        if isinstance(axis, Choices):
+            typed[field] = Choices(tuple(map(as_typed, axis.values)))
+        else:
+            as_typed(axis.low), as_typed(axis.high)
+    return typed, static
 
 
 def check_params(trainer: Trainer, space: Space) -> None:
     """RlxError where the space names a parameter that the environment has not, or gives it a value that it cannot have."""
+
+    def check(name: str, axis: Choices | Range) -> None:
+        values = list(axis.values) if isinstance(axis, Choices) else [axis.low, axis.high]
+        start = jax.eval_shape(lambda: trainer.rows(1, {}, {name: values}))
+        own = functools.reduce(getattr, grid.param_paths(start.env_params)[name], start.env_params)
+        if isinstance(axis, Range) and not jnp.issubdtype(own.dtype, jnp.floating):
+            raise RlxError(f"{ENV}{name} is {own.dtype}: give int({axis.low:g}, {axis.high:g}) or a list, not a range of reals")
+
     for field, axis in space.items():
         if field.startswith(ENV):
-            ends = list(axis.values) if isinstance(axis, Choices) else [axis.low, axis.high]
-            trainer.rows(1, {}, {field.removeprefix(ENV): ends})
+            check(field.removeprefix(ENV), axis)
+
+
+def _changes(trainer: Trainer) -> dict[str, Any]:
+    """The environment's parameters that differ from its own, by name."""
+    params, own, out = trainer.env_params, trainer.env.default_params, {}
+    for name, path in grid.param_paths(params).items():
+        mine, default = (functools.reduce(getattr, path, p) for p in (params, own))
+        if not dataclasses.is_dataclass(mine) and not np.array_equal(mine, np.asarray(default, np.asarray(mine).dtype)):
+            out[name] = np.asarray(mine).tolist()
+    return out
 
 
 def _check_budget(trainers: list[Trainer], run: SweepConfig) -> None:
     every = math.lcm(*(t.steps_per_iteration for t in trainers))
     for name in ("steps", "eval_every", "save_every", "log_every"):
         steps = getattr(run, name)
-        if steps is not None and len(trainers) > 1 and (steps <= 0 or steps % every):
+        if steps is None:
+            continue
+        if len(trainers) > 1 and (steps <= 0 or steps % every):
             below = steps // every * every
             valid = f"{below} or {below + every}" if below > 0 else f"{every}"
             raise RlxError(f"{name}={steps} must be a positive multiple of {every}, to fit every group: nearest is {valid}")
-        if steps is not None:
-            trainers[0].iterations(steps, name)
+        for trainer in trainers:
+            trainer.iterations(steps, name)
+    if trainers[0].spec.max_episode_steps is None:
+        raise RlxError(f"{trainers[0].env_name} has no time limit, so it cannot be evaluated: name one that has")
 
 
 def _bytes_per_run(trainer: Trainer) -> int:
@@ -187,15 +248,15 @@ def _bytes_per_run(trainer: Trainer) -> int:
 
 
 def largest_batch(runs: int, bytes_per_run: int, run: SweepConfig, name: str) -> int:
-    """Runs of a batch: all, or as many as are asked for, or as memory has room for; a multiple of the devices, evenly cut."""
+    """Runs of a batch: as many as are asked for, else all that memory has room for; a multiple of the devices, evenly cut.
+
+    RlxError where what is asked for, or one run a device, does not fit.
+    """
     free = footprint.available()
-    room = runs if free is None else int(footprint.SHARE * free // bytes_per_run)
-    if room < 1:
-        footprint.check(bytes_per_run, name, 1)
-    most = max(1, min(runs, room, run.batch_of_runs or runs))
-    if run.batch_of_runs is not None and room < min(run.batch_of_runs, runs):
-        footprint.check(bytes_per_run * min(run.batch_of_runs, runs), name, min(run.batch_of_runs, runs))
-    return evenly(runs, most, run.devices)
+    room = runs if free is None else int(ROOM * free // bytes_per_run)
+    size = evenly(runs, min(runs, run.batch_of_runs or max(room, 1)), run.devices)
+    footprint.check(bytes_per_run * size, name, size)
+    return size
 
 
 def evenly(runs: int, most: int, devices: int = 1) -> int:
@@ -224,13 +285,14 @@ def describe(plan: Plan) -> str:
     return "\n".join(lines)
 
 
-def rows(plan: Plan, trainer: Trainer, batch: list[tuple[int, int, int]]) -> grid.Rows:
+def rows(plan: Plan, trainer: Trainer, batch: Batch) -> grid.Rows:
     """What the runs of a batch begin with."""
     names = [name for name in plan.space if name.startswith(ENV) or config_.fields(type(trainer.config))[name].traced]
-    values = {name: [plan.configs[c][name] for _, c, _ in batch] for name in names}
+    at = {c: k for k, c in enumerate(dict.fromkeys(c for _, c, _ in batch))}
+    values = {name: [plan.configs[c][name] for c in at] for name in names}
     hp = {name: v for name, v in values.items() if not name.startswith(ENV)}
     params = {name.removeprefix(ENV): v for name, v in values.items() if name.startswith(ENV)}
     start = trainer.rows(1, hp, params)
-    if not names:
-        start = jax.tree.map(lambda x: np.repeat(np.asarray(x), len(batch), axis=0), start)
-    return start._replace(seeds=jnp.asarray([seed for _, _, seed in batch], jnp.uint32))
+    row = [at[c] if names else 0 for _, c, _ in batch]
+    start = jax.tree.map(lambda x: np.asarray(x)[row], start)
+    return start._replace(seeds=np.asarray([seed for _, _, seed in batch], np.uint32))

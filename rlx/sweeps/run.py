@@ -1,7 +1,8 @@
 """`rlx.sweep`: the runs of a plan, batch by batch, and what they leave.
 
-Under `out`:  plan.json  finished.csv (a line for each batch that is done)  batches/G-B.parquet  batches/G-B/ (the batch in
-progress)  metrics.parquet, table.csv and best.toml (of all that is done)
+Under `out`:  plan.json  finished.csv (a line for each batch that is done)  batches/G-B.parquet  batches/G-B/ (with
+`save_every`, the batch in progress)  metrics.parquet, table.csv and best.toml (of all that is done)  confirm.parquet (the best
+configuration on fresh seeds)
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -18,16 +20,18 @@ import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 
-from rlx import agents
+from rlx import agents, checkpoint
 from rlx import config as config_
 from rlx.errors import RlxError, unknown
 from rlx.interrupt import SigInt
+from rlx.results import return_columns
 from rlx.sinks import parquet
 from rlx.sinks.console import Progress
 from rlx.sweeps import plan as plan_
 from rlx.sweeps import space as space_
-from rlx.sweeps.plan import Group, Plan, SweepConfig
-from rlx.sweeps.results import SweepResult, merged
+from rlx.sweeps.confirm import confirm
+from rlx.sweeps.plan import Batch, Group, Plan, SweepConfig
+from rlx.sweeps.results import SweepResult, finished, merged
 from rlx.trainer import Trainer
 from rlx.training import TRAINER_KEYWORDS, RunConfig, Session
 from rlx.types import Carry
@@ -35,8 +39,6 @@ from rlx.types import Carry
 PROBED = 16  # a batch of so many runs or more is measured before it is taken
 PROBE_SECONDS = 0.5
 LOSS = 0.95  # of the throughput of a single run that a batch may not fall below, in runs x steps per second
-
-Batch = list[tuple[int, int, int]]  # (run, configuration, seed)
 
 
 def sweep(
@@ -72,6 +74,8 @@ def sweep(
     run = SweepConfig(**{name: kwargs.pop(name) for name in run_fields if name in kwargs})
     if run.resume and run.out is None:
         raise RlxError("resume needs out: the directory of the sweep to continue")
+    if run.keep:
+        raise RlxError(f"keep={run.keep} is for rlx.train: a sweep keeps tables, and no checkpoints")
     plan, trainers = plan_.make(agent, env, space_.space(space), run, kwargs)
     if dry_run:
         print(plan_.describe(plan))
@@ -81,32 +85,36 @@ def sweep(
     out = Path(run.out)
     with locked(out):
         stored = claim(out, plan, run.resume)
-        return Sweep(stored or plan, trainers, run, out, progress, decided=stored is not None).run_all()
+        return Sweep(plan, trainers, run, out, progress, decided=stored).run_all()
 
 
-def locked(out: Path) -> filelock.BaseFileLock:
-    """The lock of `out`, which ends with the process that holds it; RlxError where another one does."""
+def locked(out: Path) -> AbstractContextManager[Any]:
+    """The lock of `out`, which ends with the context or the process; RlxError where another one has it, or `out` is foreign."""
+    own = (".lock", "plan.json", "plan.json.tmp")  # all that a sweep leaves before its first batch
     try:
         out.mkdir(parents=True, exist_ok=True)
-        return filelock.FileLock(out / ".lock", timeout=0).acquire().lock
+        if not (out / "plan.json").exists() and any(path.name not in own for path in out.iterdir()):
+            raise RlxError(f"{out} is not empty and holds no sweep: choose another out")
+        return filelock.FileLock(out / ".lock", timeout=0).acquire()
     except filelock.Timeout:
         raise RlxError(f"{out} is in use by another sweep: wait for it, or choose another out") from None
     except OSError as error:
         raise RlxError(f"cannot write to out={str(out)!r}: {error.strerror}") from None
 
 
-def claim(out: Path, plan: Plan, resume: bool) -> Plan | None:
-    """The stored plan to continue, None for a new sweep; RlxError where `out` holds something else."""
-    if (out / "plan.json").exists():
-        stored = Plan.read(out / "plan.json")
-        if not resume:
-            raise RlxError(f"{out} holds a sweep already: continue it with resume, or choose another out")
-        if different := stored.same_runs(plan):
-            raise RlxError(f"{out} holds another sweep: its {', '.join(different)} differ")
-        return stored
-    if any(path.name != ".lock" for path in out.iterdir()):
-        raise RlxError(f"{out} is not empty and holds no sweep: choose another out")
-    return None
+def claim(out: Path, plan: Plan, resume: bool) -> bool:
+    """Whether `out` holds this sweep, whose layout `plan` then takes, for the same bits; False for a new one. RlxError where
+    it holds another one, or is not to be continued."""
+    if not (out / "plan.json").exists():
+        return False
+    stored = Plan.read(out / "plan.json")
+    if not resume:
+        raise RlxError(f"{out} holds a sweep already: continue it with resume, or choose another out")
+    if different := stored.same_runs(plan):
+        raise RlxError(f"{out} holds another sweep, which differs in {'; '.join(different)}")
+    for group, its in zip(plan.groups, stored.groups, strict=True):
+        group.batch = its.batch
+    return True
 
 
 class Sweep:
@@ -128,27 +136,28 @@ class Sweep:
                 self._decide(bar)
             if self.out:
                 plan.write(self.out / "plan.json")
-                self._read_finished()
-            todo = [(g, b) for g, group in enumerate(plan.groups) for b in range(len(plan.batches(group)))]
-            done = sum(len(self._real(*name)) for name in todo if _name(*name) in self.finished)
+                self._read_finished(self.out)
+            work = plan.work()
+            done = sum(len(_real(batch)) for name, (_, batch) in work.items() if name in self.finished)
             bar.update(done * plan.fixed["steps"])
-            started, first = time.perf_counter(), True
-            for g, b in todo:
-                if _name(g, b) in self.finished:
-                    continue
+            todo = {name: job for name, job in work.items() if name not in self.finished}
+            started = time.perf_counter()
+            for k, (name, (g, batch)) in enumerate(todo.items()):
                 if self.interrupted or sigint.received:
                     self.interrupted = True
                     break
-                self._train(g, b, bar, done)
-                done += len(self._real(g, b))
-                if first and not self.interrupted and done < plan.runs:
+                self._train(name, g, batch, bar, done)
+                done += len(_real(batch))
+                if k == 0 and len(todo) > 1 and not self.interrupted:
                     seconds = time.perf_counter() - started
-                    left = seconds / len(self._real(g, b)) * (plan.runs - done)
-                    bar.announce(f"first batch in {seconds:.0f} s, compilation included; at most {left / 60:.1f} min left")
-                first = False
-        result = SweepResult(merged(self.finished.values()), plan, self.out, interrupted=self.interrupted)
-        if self.out and self.finished:
-            result.write(self.out)
+                    left = seconds / len(_real(batch)) * (plan.runs - done)
+                    bar.announce(f"first batch in {seconds:.0f} s, compilation included; about {left / 60:.1f} min left")
+            tables = [self.finished[name] for name in work if name in self.finished]
+            result = SweepResult(merged(tables, plan), plan, self.out, interrupted=self.interrupted)
+            if self.out and self.finished:
+                result.write(self.out)
+                if len(self.finished) == len(work) and not sigint.received and _has_best(result):
+                    result.interrupted = confirm(plan, self.trainers, result, self.out, bar) is None
         return result
 
     # --- the size of a batch -----------------------------------------------------------------------------------------
@@ -197,60 +206,55 @@ class Sweep:
 
     # --- a batch -----------------------------------------------------------------------------------------------------
 
-    def _real(self, g: int, b: int) -> Batch:
-        """The runs of a batch without what fills it up."""
-        return list(dict.fromkeys(self.plan.batches(self.plan.groups[g])[b]))
-
-    def _train(self, g: int, b: int, bar: Progress, done: int) -> None:
-        plan, trainer, name = self.plan, self.trainers[g], _name(g, b)
-        batch, real = plan.batches(plan.groups[g])[b], self._real(g, b)
-        runs, configs, seeds = map(np.asarray, zip(*batch, strict=True))
-        runs = np.where(
-            np.arange(len(batch)) < len(real), runs, -1 - np.arange(len(batch))
-        )  # what fills up has numbers of its own
-        labels: dict[str, Any] = {"run": runs, "config": configs, "seed": seeds}
-        labels |= {field: [_plain(plan.configs[c][field]) for c in configs] for field in plan.space}
-        directory = self.out / "batches" / name if self.out else None
+    def _train(self, name: str, g: int, batch: Batch, bar: Progress, done: int) -> None:
+        plan, trainer, real = self.plan, self.trainers[g], _real(batch)
+        directory = self.out / "batches" / name if self.out and self.run.save_every else None
+        if directory is not None and not checkpoint.exists(directory / "checkpoints" / "last"):
+            shutil.rmtree(directory, ignore_errors=True)  # nothing to resume
         own = {f: getattr(self.run, f) for f in ("steps", "eval_every", "eval_episodes", "save_every", "log_every")}
         config = RunConfig(**own, out=None if directory is None else str(directory), resume=directory is not None)
+        runs, configs, seeds = map(np.asarray, zip(*batch, strict=True))
+        place = np.arange(len(batch))
+        runs = np.where(place < len(real), runs, -1 - place)  # what fills up has numbers of its own
+        labels = {"run": runs, "config": configs, "seed": seeds}
 
         def shown(step: int, metrics: dict[str, np.ndarray], carry: Carry) -> None:
             bar.update(done * plan.fixed["steps"] + step * len(real))
 
-        session = Session(
-            trainer, config, shown, False, {"batch": name}, plan_.rows(plan, trainer, batch), labels, lasting=False
-        )
-        result = session.train()
+        start = plan_.rows(plan, trainer, batch)
+        result = Session(trainer, config, shown, False, {"batch": name}, start, labels, lasting=False).train()
         if result.interrupted:
             self.interrupted = True
             return
         table = result.metrics
         self.finished[name] = table[table["run"] >= 0].reset_index(drop=True)
-        if directory is not None:
-            self._store(name, directory)
+        if self.out is not None:
+            self._store(name, self.out)
 
-    def _store(self, name: str, directory: Path) -> None:
+    def _store(self, name: str, out: Path) -> None:
         """The finished batch: first its table, then the line that says so, then nothing is left to resume."""
-        assert self.out is not None
-        parquet.write(self.out / "batches" / f"{name}.parquet", self.finished[name])
-        with (self.out / "finished.csv").open("a") as file:
-            file.write(f"{name},{self.finished[name]['run'].nunique()}\n")
-        shutil.rmtree(directory)
+        parquet.write(out / "batches" / f"{name}.parquet", self.finished[name])
+        with (out / "finished.csv").open("a") as file:
+            file.write(self._line(name))
+        shutil.rmtree(out / "batches" / name, ignore_errors=True)
 
-    def _read_finished(self) -> None:
-        assert self.out is not None
-        log = self.out / "finished.csv"
-        lines = log.read_text().splitlines(keepends=True) if log.exists() else []
-        for line in lines:
-            name = line.partition(",")[0]
-            if line.endswith("\n"):  # else it was being written as the process died, and its batch is repeated
-                self.finished[name] = parquet.read(self.out / "batches" / f"{name}.parquet")
+    def _line(self, name: str) -> str:
+        return f"{name},{self.finished[name]['run'].nunique()}\n"
 
-
-def _name(g: int, b: int) -> str:
-    return f"{g:03d}-{b:04d}"
+    def _read_finished(self, out: Path) -> None:
+        """What is done, and away with what a process that died has left: half a line, the state of a batch that is done."""
+        self.finished = finished(out, self.plan)
+        temporary = out / "finished.csv.tmp"
+        temporary.write_text("".join(map(self._line, self.finished)))
+        temporary.replace(out / "finished.csv")
+        for name in self.finished:
+            shutil.rmtree(out / "batches" / name, ignore_errors=True)
 
 
-def _plain(value: Any) -> Any:
-    """A value as a table holds it."""
-    return str(value) if isinstance(value, tuple) else value
+def _real(batch: Batch) -> Batch:
+    """The runs of a batch without what fills it up."""
+    return list(dict.fromkeys(batch))
+
+
+def _has_best(result: SweepResult) -> bool:
+    return return_columns(result.metrics) == ["return"] and bool(np.isfinite(result.table()["iqm"].iloc[0]))

@@ -17,6 +17,8 @@ from __future__ import annotations
 import ast
 import itertools
 import math
+import sys
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
@@ -27,6 +29,8 @@ from rlx.errors import RlxError, unknown
 
 METHODS = ("grid", "random", "sobol")
 FORMS = "a list [a, b], uniform(low, high), log(low, high) or int(low, high)"
+MOST_VALUES = 10_000  # of one field
+MOST_CONFIGS = 1_000_000
 
 
 class Choices(NamedTuple):
@@ -48,12 +52,12 @@ class Range(NamedTuple):
     points: int | None = None
 
     def at(self, u: float) -> float:
-        """The value at `u` in [0, 1]; exactly an end at an end."""
+        """The value at `u` in [0, 1]: within the bounds, exactly an end at an end."""
         if u in (0.0, 1.0):
             return self.high if u else self.low
-        if self.log:
-            return math.exp(math.log(self.low) + u * (math.log(self.high) - math.log(self.low)))
-        return self.low + u * (self.high - self.low)
+        between = lambda low, high: (1.0 - u) * low + u * high
+        x = math.exp(between(math.log(self.low), math.log(self.high))) if self.log else between(self.low, self.high)
+        return min(max(x, self.low), self.high)  # the last bit is rounded
 
 
 Axis = Choices | Range
@@ -65,17 +69,27 @@ Space = dict[str, Axis]
 
 def space(given: Mapping[str, Any] | str | Iterable[str]) -> Space:
     """A space from a mapping of expressions or values, or from words `NAME=EXPRESSION`. RlxError for what is neither."""
-    if not isinstance(given, Mapping):
-        given = dict(map(assignment, words(given if isinstance(given, str) else " ".join(given))))
-    if not given:
+    if isinstance(given, Mapping):
+        pairs = list(given.items())
+    else:
+        texts = list(given) if isinstance(given, Iterable) and not isinstance(given, str) else [given]
+        if not all(isinstance(text, str) for text in texts):
+            raise RlxError(f"the space must be {{field: values}} or words FIELD=VALUES, not {given!r}")
+        pairs = [assignment(word) for word in words(" ".join(texts))]
+    if not pairs:
         raise RlxError(f"the space is empty: name a field and its values, as {FORMS}")
-    return {name: axis(name, value) for name, value in given.items()}
+    for name, times in Counter(name for name, _ in pairs).items():
+        if not isinstance(name, str) or times > 1:
+            raise RlxError(f"the space has {name!r} {'twice' if times > 1 else 'where a name must be'}: give each field once")
+    return {name: axis(name, value) for name, value in pairs}
 
 
 def read_space(path: str) -> dict[str, Any]:
     """A space from a TOML file: `actor_lr = "log(1e-5, 1e-2)"`, `gamma = [0.97, 0.99]`, and `g = [9, 10]` under `[env]`."""
     contents = toml.read(path)
     params = contents.pop("env", {})
+    if not isinstance(params, Mapping):
+        raise RlxError(f"{path} has env={params!r}, which must be a table: [env] and under it NAME = VALUES")
     return contents | {f"env.{name}": values for name, values in params.items()}
 
 
@@ -102,9 +116,9 @@ def axis(name: str, given: Any) -> Axis:
     """One axis from an expression, a list of values, an axis, or a single value."""
     if isinstance(given, (Choices, Range)):
         return given
-    if isinstance(given, np.ndarray):
+    if hasattr(given, "tolist"):  # an array
         given = given.tolist()
-    if isinstance(given, (list, tuple)):
+    if isinstance(given, (list, tuple, range)):
         return choices(name, given)
     if not isinstance(given, str):
         return choices(name, [given])
@@ -114,7 +128,7 @@ def axis(name: str, given: Any) -> Axis:
             function, value = node.func.id, [literal(argument) for argument in node.args]
         else:
             function, value = None, literal(node)
-    except (ValueError, SyntaxError, MemoryError, RecursionError):
+    except (ValueError, SyntaxError, TypeError, OverflowError, MemoryError, RecursionError):
         raise RlxError(f"{name}={given} is no values of a sweep: use {FORMS}") from None
     if function is not None:
         return call(name, given, function, value)
@@ -134,33 +148,49 @@ def literal(node: ast.expr) -> Any:
 def call(name: str, text: str, function: str, arguments: list[Any]) -> Axis:
     if function not in ("uniform", "log", "int"):
         raise unknown(f"form of {name}", f"{function}(...)", ["uniform(low, high)", "log(low, high)", "int(low, high)"])
-    number = lambda x: isinstance(x, (int, float)) and not isinstance(x, bool) and math.isfinite(x)
+    number = lambda x: isinstance(x, (int, float)) and not isinstance(x, bool) and abs(x) <= sys.float_info.max
     if len(arguments) not in ((2,) if function == "int" else (2, 3)) or not all(map(number, arguments)):
         raise RlxError(
             f"{name}={text} must have two numbers, low and high{', and maybe how many' if function != 'int' else ''}"
         )
     low, high, *points = arguments
     if not low < high:
-        raise RlxError(f"{name}={text} must have low < high: {function}({min(low, high)}, {max(low, high)})")
+        valid = f"[{low}]" if low == high else f"{function}({high}, {low})"
+        raise RlxError(f"{name}={text} must have low < high: {name}={valid}")
     if function == "int":
         if low != int(low) or high != int(high):
-            raise RlxError(f"{name}={text} must have whole numbers: int({round(low)}, {round(high)})")
+            raise RlxError(f"{name}={text} must have whole numbers: int({math.floor(low)}, {math.ceil(high)})")
+        if high - low >= MOST_VALUES:
+            raise RlxError(f"{name}={text} has more than {MOST_VALUES} values: give a list of some of them")
         return Choices(tuple(range(int(low), int(high) + 1)))
     if function == "log" and low <= 0:
-        raise RlxError(f"{name}={text} must have low > 0, such as log({high / 1000:g}, {high:g}), or be uniform({low}, {high})")
-    if points and (points[0] != int(points[0]) or points[0] < 2):
-        raise RlxError(f"{name}={text} must have a whole number >= 2 of grid values")
+        valid = f"log({high / 1000:g}, {high:g}) or " if high > 0 else ""
+        raise RlxError(f"{name}={text} must have low > 0: use {valid}uniform({low}, {high})")
+    if points and (points[0] != int(points[0]) or not 2 <= points[0] <= MOST_VALUES):
+        raise RlxError(f"{name}={text} must have a whole number of grid values in [2, {MOST_VALUES}], not {points[0]}")
     return Range(float(low), float(high), function == "log", int(points[0]) if points else None)
 
 
 def choices(name: str, values: Iterable[Any]) -> Choices:
-    out = tuple(tuple(v) if isinstance(v, list) else v for v in values)
+    out = tuple(map(plain, values))
     if not out:
         raise RlxError(f"{name}=[] has no value: give at least one, or leave the field out")
-    repeated = [v for i, v in enumerate(out) if v in out[:i]]
-    if repeated:
-        raise RlxError(f"{name} has the value {repeated[0]!r} twice")
+    try:
+        counts = Counter(out)
+    except TypeError:
+        raise RlxError(f"{name}={list(out)!r} must have numbers, words, True, False, None, or tuples of them") from None
+    for value, times in counts.items():
+        if times > 1:
+            raise RlxError(f"{name} has the value {value!r} twice")
+        if value != value:
+            raise RlxError(f"{name} has the value nan, which is no number")
     return Choices(out)
+
+
+def plain(value: Any) -> Any:
+    """A value in Python's own types, lists as tuples."""
+    value = value.tolist() if hasattr(value, "tolist") else value
+    return tuple(map(plain, value)) if isinstance(value, (list, tuple)) else value
 
 
 # --- configurations ----------------------------------------------------------------------------------------------------
@@ -178,12 +208,12 @@ def configurations(space: Space, number: int | None = None, method: str | None =
     method = method or ("grid" if number is None else "random")
     if method not in METHODS:
         raise unknown("method", method, METHODS)
-    if number is not None and number < 1:
-        raise RlxError(f"configs={number} must be at least 1")
+    if number is not None and not 1 <= number <= MOST_CONFIGS:
+        raise RlxError(f"configs={number} must be in [1, {MOST_CONFIGS}]")
     if method == "grid":
         return grid(space, number)
     size = math.prod(len(a.values) for a in space.values() if isinstance(a, Choices))
-    continuous = any(isinstance(a, Range) for a in space.values())
+    continuous = any(isinstance(a, Range) for a in space.values()) or size >= 2**63  # beyond an index
     if number is None:
         raise RlxError(f"method={method} needs configs: how many are drawn")
     if not continuous and number > size:
@@ -208,6 +238,8 @@ def grid(space: Space, number: int | None) -> list[dict[str, Any]]:
     sides = [a.values if isinstance(a, Choices) else [a.at(i / (a.points - 1)) for i in range(a.points)]  # type: ignore[operator,arg-type]
              for a in space.values()]  # fmt: skip
     size = math.prod(map(len, sides))
+    if size > MOST_CONFIGS:
+        raise RlxError(f"the grid has {size} configurations, over {MOST_CONFIGS}: give configs, which draws some of them")
     if number is not None and number != size:
         raise RlxError(f"configs={number} does not fit method=grid, which has {size}: leave it out")
     return [dict(zip(space, values, strict=True)) for values in itertools.product(*sides)]
