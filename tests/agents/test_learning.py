@@ -19,6 +19,9 @@ pytestmark = pytest.mark.slow
         ("ppo-breakout", "gymnax/Breakout-MinAtar", 600_000, 4, 4.5),  # 10 x random (0.45)
         ("dqn-cartpole", "gymnax/CartPole-v1", 100_000, 8, 475.0),
         ("pqn-cartpole", "gymnax/CartPole-v1", 300_000, 8, 475.0),
+        ("td3-pendulum", "gymnax/Pendulum-v1", 20_000, 6, -180.0),
+        ("td3-double-pendulum", "brax/inverted_double_pendulum", 80_000, 6, 1678.0),
+        ("sac-discrete-cartpole", "gymnax/CartPole-v1", 60_000, 8, 475.0),
         ("sac-gymnasium-hopper", "gymnasium/Hopper-v5", 100_000, 4, 202.0),  # 10 x random (20.2), above still (147)
     ],
 )

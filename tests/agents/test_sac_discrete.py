@@ -204,10 +204,10 @@ def test_rate_zero_holds_the_temperature_bitwise():
 
 
 def test_default_target_entropy():
-    """Half of what a uniform policy over three actions has."""
+    """0.3 of what a uniform policy over three actions has."""
     got, want, other = (
         jax.jit(agent.learn)(hp, state, rollout_of(), jax.random.key(0), jnp.uint32(0))[0].learner.alpha_opt[0].mu
-        for agent, hp, state in (build(target_entropy=x) for x in (None, float(0.5 * np.log(A)), 0.9))
+        for agent, hp, state in (build(target_entropy=x) for x in (None, float(0.3 * np.log(A)), 0.9))
     )
     assert got == want != other
 

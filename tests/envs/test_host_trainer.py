@@ -49,7 +49,7 @@ def returns_of(seed, key=None):
 
 def test_spec():
     spec = trainer().spec
-    assert spec == (ID, (2,), np.dtype("float32"), 4, 1, (), 5)
+    assert spec == (ID, (2,), np.dtype("float32"), 4, 1, (), 5, 1)
     assert trainer().env.default_params == trainer().env_params
 
 
