@@ -114,6 +114,7 @@ def measure(name: str, population: int, window: float) -> dict[str, Any]:
     """A row of the table."""
     program = PROGRAMS[name]
     if name.endswith("nn.Conv"):  # the same parameters and numbers, by XLA's convolution
+        # replaced here, where it is compared, so that the library has one convolution and no option for it
         networks.PatchConv = lambda features, kernel, stride, init: nn.Conv(  # type: ignore[assignment, misc]
             features, (kernel, kernel), stride, padding="VALID", kernel_init=init
         )

@@ -166,6 +166,24 @@ class Torso(nn.Module):
         return MLP(self.hidden_sizes, *options)(x)
 
 
+def features(hidden_sizes: tuple[int, ...], activation: str, obs_shape: tuple[int, ...]) -> Torso:
+    """What an actor or a `Critic` sees: vectors as they are; boards and images through convolutions and one dense layer."""
+    return Torso(() if len(obs_shape) == 1 else hidden_sizes[:1], activation, obs_shape=obs_shape)
+
+
+class Critic(nn.Module):
+    """obs `[..., *obs_shape]`, continuous action `[..., d]` -> Q `[...]`: an MLP of both."""
+
+    hidden_sizes: tuple[int, ...]
+    activation: str
+    obs_shape: tuple[int, ...]
+
+    @nn.compact
+    def __call__(self, obs: jax.Array, action: jax.Array) -> jax.Array:
+        x = jnp.concatenate([features(self.hidden_sizes, self.activation, self.obs_shape)(obs), action], axis=-1)
+        return nn.Dense(1, name="q")(MLP(self.hidden_sizes, self.activation)(x))[..., 0]
+
+
 def ensemble(module_cls: type[nn.Module], k: int) -> type[nn.Module]:
     """`module_cls` as k copies with parameters of their own: the same inputs, parameters and outputs `[k, ...]`."""
     return nn.vmap(module_cls, variable_axes={"params": 0}, split_rngs={"params": True}, in_axes=None, out_axes=0, axis_size=k)

@@ -56,7 +56,7 @@ class Trainer:
         vec = wrappers.episode_statistics(wrappers.vectorise(self.env, self.agent.num_envs), self.spec.reward_shape)
         iterate = jax.jit(lambda runs, i: loop.iterate(self.agent, vec, runs, i))  # jitted: its trace is shared below
         init_run = lambda hp, params, seed, root: loop.init_run(self.agent, vec, hp, params, seed, root)
-        self.devices, over, carry = devices, shard(devices), Carry(ALL, ALL, RUNS)  # type: ignore[arg-type]
+        self.devices, over, carry = devices, shard(devices), Carry(ALL, ALL, RUNS)  # type: ignore[arg-type]  # specs in a carry's place
         if devices > 1 and (population is not None or isinstance(self.env, host.HostEnv)):
             reason = "a population hook" if population is not None else f"{self.env_name}, which runs on the host,"
             raise RlxError(f"devices={devices} is for runs that do not meet: {reason} needs devices=1")

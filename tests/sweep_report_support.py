@@ -4,9 +4,11 @@ import itertools
 
 import numpy as np
 import pandas as pd
+from matplotlib.figure import Figure
 
 from rlx import config as config_
 from rlx.agents import ppo
+from rlx.report import sweep
 from rlx.sweeps.plan import Group, Plan
 from rlx.sweeps.results import SweepResult, column
 from rlx.sweeps.space import plain
@@ -37,3 +39,34 @@ def result(configs: list[dict], scores, out=None, seeds=None, drop=(), env: str 
     groups = [Group({}, list(range(len(configs))), 1000, len(configs) * len(seeds))]
     plan = Plan("ppo", env, shared, fields, configs, seeds, groups)
     return SweepResult(pd.DataFrame(rows), plan, out)
+
+
+LRS = [1e-4, 1e-3, 1e-2, 1e-1]
+CONFIGS = [{"lr": lr, "num_epochs": 1 + k % 2, "hidden_sizes": (8, 8) if k < 2 else (16,)} for k, lr in enumerate(LRS)]
+SCORES = [[1, 2, 3], [10, 20, 60], [5, NAN, 7], [NAN, NAN, NAN]]  # ranks 2, 1, 3, 4
+
+
+def few_pixels(monkeypatch) -> list[Figure]:
+    """Every figure that is saved; to save time, with few pixels."""
+    out: list[Figure] = []
+    savefig = Figure.savefig
+
+    def spy(self, path, **kwargs):
+        out.append(self)
+        self.set_dpi(30)
+        savefig(self, path, **kwargs)
+
+    monkeypatch.setattr(Figure, "savefig", spy)
+    return out
+
+
+def data(r) -> sweep.Sweep:
+    return sweep.Sweep(r.metrics, r.table(), r.plan.space, len(r.plan.seeds))
+
+
+def labelled(axes) -> dict:
+    return {str(line.get_label()): line for line in axes.lines if not str(line.get_label()).startswith("_")}
+
+
+def texts(figure) -> str:
+    return " ".join(t.get_text() for t in [*figure.axes[0].texts, *([figure._suptitle] if figure._suptitle else [])])

@@ -49,7 +49,7 @@ from rlx import normalize, off_policy
 from rlx.config import Traced
 from rlx.distributions import TanhNormal
 from rlx.errors import RlxError
-from rlx.networks import MLP, Torso, ensemble
+from rlx.networks import MLP, Critic, ensemble, features
 from rlx.off_policy import Batch
 from rlx.types import HP, Agent, EnvSpec, PyTree, Transition
 
@@ -104,12 +104,6 @@ class State(struct.PyTreeNode):
     obs_stats: normalize.Stats | None = None
 
 
-def features(config: Config, spec: EnvSpec) -> Torso:
-    """Vectors as they are; boards and images through convolutions and one dense layer."""
-    sizes = () if len(spec.obs_shape) == 1 else config.hidden_sizes[:1]
-    return Torso(sizes, config.activation, obs_shape=spec.obs_shape)
-
-
 class Actor(nn.Module):
     """obs `[..., *obs_shape]` -> tanh-normal over actions `[..., d]`."""
 
@@ -118,22 +112,12 @@ class Actor(nn.Module):
 
     @nn.compact
     def __call__(self, obs: jax.Array) -> TanhNormal:
-        x = MLP(self.config.hidden_sizes, self.config.activation)(features(self.config, self.spec)(obs))
+        x = MLP(self.config.hidden_sizes, self.config.activation)(
+            features(self.config.hidden_sizes, self.config.activation, self.spec.obs_shape)(obs)
+        )
         loc = nn.Dense(self.spec.action_dim, name="loc")(x)
         log_std = jnp.clip(nn.Dense(self.spec.action_dim, name="log_std")(x), -20.0, 2.0)
         return TanhNormal(loc, jnp.exp(log_std))
-
-
-class Critic(nn.Module):
-    """obs `[..., *obs_shape]`, action `[..., d]` -> Q `[...]`."""
-
-    config: Config
-    spec: EnvSpec
-
-    @nn.compact
-    def __call__(self, obs: jax.Array, action: jax.Array) -> jax.Array:
-        x = jnp.concatenate([features(self.config, self.spec)(obs), action], axis=-1)
-        return nn.Dense(1, name="q")(MLP(self.config.hidden_sizes, self.config.activation)(x))[..., 0]
 
 
 # --- losses, of one sample; q and q_next are `[2]`, one per critic ------------------------------------------------------
@@ -166,7 +150,7 @@ def make(config: Config, spec: EnvSpec) -> Agent:
         raise RlxError(f"sac needs continuous actions; {spec.name} has {spec.num_actions} discrete ones: use sac_discrete")
     plan, buffer = off_policy.plan(c, spec, "sac")
     target_entropy = -float(spec.action_dim) if c.target_entropy is None else c.target_entropy
-    actor, critic = Actor(c, spec), ensemble(Critic, 2)(c, spec)
+    actor, critic = Actor(c, spec), ensemble(Critic, 2)(c.hidden_sizes, c.activation, spec.obs_shape)
     policy: Callable[..., Any] = actor.apply
     q_values: Callable[..., Any] = critic.apply
     adam = optax.adam

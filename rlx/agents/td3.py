@@ -50,7 +50,7 @@ from rlx import config as base
 from rlx import normalize, off_policy
 from rlx.config import Traced
 from rlx.errors import RlxError
-from rlx.networks import MLP, Torso, ensemble
+from rlx.networks import MLP, Critic, ensemble, features
 from rlx.off_policy import Batch
 from rlx.types import HP, Agent, EnvSpec, PyTree, Transition
 
@@ -108,12 +108,6 @@ class State(struct.PyTreeNode):
     obs_stats: normalize.Stats | None = None
 
 
-def features(config: Config, spec: EnvSpec) -> Torso:
-    """Vectors as they are; boards and images through convolutions and one dense layer."""
-    sizes = () if len(spec.obs_shape) == 1 else config.hidden_sizes[:1]
-    return Torso(sizes, config.activation, obs_shape=spec.obs_shape)
-
-
 class Actor(nn.Module):
     """obs `[..., *obs_shape]` -> action `[..., d]` in [-1, 1]."""
 
@@ -122,20 +116,10 @@ class Actor(nn.Module):
 
     @nn.compact
     def __call__(self, obs: jax.Array) -> jax.Array:
-        x = MLP(self.config.hidden_sizes, self.config.activation)(features(self.config, self.spec)(obs))
+        x = MLP(self.config.hidden_sizes, self.config.activation)(
+            features(self.config.hidden_sizes, self.config.activation, self.spec.obs_shape)(obs)
+        )
         return jnp.tanh(nn.Dense(self.spec.action_dim, name="action")(x))
-
-
-class Critic(nn.Module):
-    """obs `[..., *obs_shape]`, action `[..., d]` -> Q `[...]`."""
-
-    config: Config
-    spec: EnvSpec
-
-    @nn.compact
-    def __call__(self, obs: jax.Array, action: jax.Array) -> jax.Array:
-        x = jnp.concatenate([features(self.config, self.spec)(obs), action], axis=-1)
-        return nn.Dense(1, name="q")(MLP(self.config.hidden_sizes, self.config.activation)(x))[..., 0]
 
 
 # --- of one sample -----------------------------------------------------------------------------------------------------
@@ -163,10 +147,10 @@ def make(config: Config, spec: EnvSpec) -> Agent:
     if spec.num_actions is not None:
         raise RlxError(f"td3 needs continuous actions; {spec.name} has {spec.num_actions} discrete ones: use sac_discrete")
     plan, buffer = off_policy.plan(c, spec, "td3")
-    actor, critics = Actor(c, spec), ensemble(Critic, 2)(c, spec)
+    actor, critics = Actor(c, spec), ensemble(Critic, 2)(c.hidden_sizes, c.activation, spec.obs_shape)
     policy: Callable[..., Any] = actor.apply
     q_values: Callable[..., Any] = critics.apply
-    q_value: Callable[..., Any] = Critic(c, spec).apply
+    q_value: Callable[..., Any] = Critic(c.hidden_sizes, c.activation, spec.obs_shape).apply
     adam = optax.adam
 
     def init(hp: HP, key: jax.Array) -> State:

@@ -59,6 +59,10 @@ class Range(NamedTuple):
         x = math.exp(between(math.log(self.low), math.log(self.high))) if self.log else between(self.low, self.high)
         return min(max(x, self.low), self.high)  # the last bit is rounded
 
+    def values(self, points: int) -> tuple[float, ...]:
+        """`points` >= 2 of them, evenly spread, both ends included."""
+        return tuple(self.at(i / (points - 1)) for i in range(points))
+
 
 Axis = Choices | Range
 Space = dict[str, Axis]
@@ -235,8 +239,7 @@ def grid(space: Space, number: int | None) -> list[dict[str, Any]]:
         if isinstance(a, Range) and a.points is None:
             form = f"{'log' if a.log else 'uniform'}({a.low:g}, {a.high:g}"
             raise RlxError(f"{name}={form}) has no end of values: give configs, or a number of grid values: {form}, 5)")
-    sides = [a.values if isinstance(a, Choices) else [a.at(i / (a.points - 1)) for i in range(a.points)]  # type: ignore[operator,arg-type]
-             for a in space.values()]  # fmt: skip
+    sides = [a.values if isinstance(a, Choices) else a.values(a.points or 0) for a in space.values()]
     size = math.prod(map(len, sides))
     if size > MOST_CONFIGS:
         raise RlxError(f"the grid has {size} configurations, over {MOST_CONFIGS}: give configs, which draws some of them")
