@@ -7,6 +7,7 @@ checks compare the two records, or hold one against what is known of the case.
 """
 
 import functools
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -25,17 +26,17 @@ N, T = 8, 125  # with a limit of one step, a thousand episodes
 REPLAYED = (0, N - 1)
 
 
-class Simulator:
+class Simulator(ABC):
     """One environment of a library, by hand. `step` -> obs, reward, ended, terminated, in native units.
 
     `ended` may hold the library's own time limit, if that is the limit of the run.
     """
 
-    def reset(self, key: np.ndarray) -> PyTree:
-        raise NotImplementedError
+    @abstractmethod
+    def reset(self, key: np.ndarray) -> PyTree: ...
 
-    def step(self, key: np.ndarray, action: np.ndarray) -> tuple[PyTree, Any, Any, Any]:
-        raise NotImplementedError
+    @abstractmethod
+    def step(self, key: np.ndarray, action: np.ndarray) -> tuple[PyTree, Any, Any, Any]: ...
 
 
 @dataclass(frozen=True, eq=False)
