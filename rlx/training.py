@@ -194,7 +194,8 @@ class Session:
                 i = int(self.carry.i)  # waits for the device
                 seconds = time.perf_counter() - started
                 chunk = max(1, min(2 * chunk, int(n * CHUNK_SECONDS / max(seconds, 1e-9))))
-                bar.update(trainer.steps(self.carry))
+                if i < stop:  # else with what is measured there
+                    bar.update(trainer.steps(self.carry))
             self.interrupted = sigint.received
             metrics = trainer.report(self.totals)
             if i == stop and self._due(i):

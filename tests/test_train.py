@@ -13,6 +13,7 @@ import pytest
 
 import rlx
 from rlx import training
+from rlx.report.tables import cell
 from rlx.sinks.console import Progress
 from rlx.training import RunConfig, Session
 from tests.cli_support import compiled
@@ -135,6 +136,13 @@ def test_default_periods(total):
         count = len({*range(every, total + 1, every), total})
         assert count <= most and (count == most or total % most)
         assert every == 1 or len({*range(every - 1, total + 1, every - 1), total}) > most  # as many as fit
+
+
+def test_the_last_line_of_progress_has_the_last_evaluation(capfd):
+    result = rlx.train("ppo", CARTPOLE, **{**RUN, "eval_every": 6 * PER}, **TINY)
+    last = capfd.readouterr().err.strip().splitlines()[-1]
+    first, final = result.returns.mean(axis=0)
+    assert first != final and "240/240 steps" in last and last.endswith(f"return {cell(final)}")
 
 
 def test_progress_names_the_task_the_runs_and_their_memory(capfd):

@@ -43,7 +43,7 @@ def make(task: str, /, **options: Any) -> host.HostEnv:
     try:
         env = build()
     except gym.error.UnregisteredEnv:
-        raise unknown("environment", name, [f"gymnasium/{known}" for known in gym.registry]) from None
+        raise unknown("environment", name, [f"gymnasium/{known}" for known in tasks()]) from None
     except (gym.error.DependencyNotInstalled, ImportError) as error:
         raise RlxError(f"{name} needs a package ({_line(error)}); for MuJoCo: pip install 'rlx[gymnasium]'") from error
     except Exception as error:  # environments document no type

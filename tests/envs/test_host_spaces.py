@@ -107,6 +107,11 @@ ONE = G.Box(0, 1, (1,), np.float32)
             "unknown environment 'gymnasium/HalfCheeta-v5': did you mean 'gymnasium/HalfCheetah-v5'?",
         ),
         ("gymnasium/Pendulum-v9", {}, "unknown environment 'gymnasium/Pendulum-v9': did you mean 'gymnasium/Pendulum-v1'?"),
+        (
+            "gymnasium/NoAnt-v3",
+            {},
+            "unknown environment 'gymnasium/NoAnt-v3': did you mean 'gymnasium/Ant-v5'?",
+        ),
         ("gymnasium/Pendulum-v1", {"gravity": 1}, "gymnasium/Pendulum-v1 cannot be built with gravity=1: "),
         ("gymnasium/no_such_module:Env-v0", {}, "gymnasium/no_such_module:Env-v0 needs a package ("),
         ("gymnasium/HalfCheetah-v3", {}, "gymnasium/HalfCheetah-v3 "),
