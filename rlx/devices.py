@@ -35,6 +35,6 @@ def shard(number: int) -> Shard:
     return lambda f, ins, outs: jax.shard_map(f, mesh=devices, in_specs=ins, out_specs=outs, check_vma=False)
 
 
-def place(tree: PyTree, number: int) -> PyTree:
-    """Leaves `[R, ...]` split over the devices."""
-    return tree if number == 1 else jax.device_put(tree, NamedSharding(mesh(number), RUNS))
+def place(tree: PyTree, number: int, spec: PartitionSpec = RUNS) -> PyTree:
+    """Leaves `[R, ...]` split over the devices, or whole on each."""
+    return tree if number == 1 else jax.device_put(tree, NamedSharding(mesh(number), spec))

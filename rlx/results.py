@@ -7,7 +7,7 @@ learning_curve.png.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -106,6 +106,17 @@ def return_columns(metrics: pd.DataFrame) -> list[str]:
     """`["return"]`, or `["return_0", "return_1", ...]` for a vector reward."""
     vector = [c for c in metrics.columns if c.startswith("return_") and c.removeprefix("return_").isdigit()]
     return sorted(vector, key=lambda c: int(c.removeprefix("return_"))) or ["return"]
+
+
+def merged(rows: Sequence[pd.DataFrame], labels: Iterable[str]) -> pd.DataFrame:
+    """All rows, sorted by run and step, the columns that users look for first in front.
+
+    What was recorded twice at a step, before and after an interruption, is one row: of each column the first value.
+    """
+    table = pd.concat(rows, ignore_index=True).groupby(["run", "step"], as_index=False).first()
+    front = [*labels, "step", *return_columns(table), "unfinished"]
+    table = table.reindex(columns=[*front, *(c for c in table.columns if c not in front)])
+    return table.astype({"unfinished": np.float64})  # NaN without an evaluation, in some row or in none
 
 
 def claim(out: Path, resume: bool) -> Path:

@@ -174,6 +174,9 @@ class Trainer:
 
     def advance(self, carry: Carry, totals: loop.Totals, n: int) -> tuple[Carry, loop.Totals]:
         """n iterations, adding to `totals`; both are donated. The compiled program that `run` and `train` share."""
+        if self.devices > 1:  # where a segment leaves them: another placement would compile it anew
+            carry = carry.replace(i=place(carry.i, self.devices, ALL), runs=place(carry.runs, self.devices))
+            totals = place(totals, self.devices)
         return self._segment(carry, totals, jnp.uint32(n))
 
     def no_totals(self, carry: Carry) -> loop.Totals:

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 import pandas as pd
 
-from rlx import agents, checkpoint, footprint, grid, loop, results
+from rlx import agents, checkpoint, footprint, grid, loop, results, sinks
 from rlx import config as config_
 from rlx.errors import RlxError, unknown
 from rlx.interrupt import SigInt
@@ -48,6 +48,7 @@ class RunConfig(config_.Config):
     keep: int = 0  # numbered checkpoints kept beside last and best
     log_every: int | None = None  # env steps between table rows; None: as eval_every
     resume: bool = False  # continue what is stored in out
+    sinks: tuple[str, ...] = ()  # tensorboard, wandb: where the rows of the table go besides out
 
     bounds: ClassVar = {"eval_episodes": (1, float("inf")), "keep": (0, float("inf"))}
 
@@ -56,8 +57,9 @@ def train(agent: Any, env: Any, *, callback: Callback | None = None, progress: b
     """Train a population of seeds as one program -> Result.
 
     agent, env: names, or an agent module and a gymnax Environment.
-    kwargs: the fields of RunConfig (`steps, seeds, out, eval_every, eval_episodes, save_every, keep, log_every, resume`), of
-      `rlx.make` (`config, preset, env_options, env_params`) and of the agent's Config. A population hook is for `rlx.make`.
+    kwargs: the fields of RunConfig (`steps, seeds, out, eval_every, eval_episodes, save_every, keep, log_every, resume,
+      sinks`), of `rlx.make` (`config, preset, env_options, env_params`) and of the agent's Config. A population hook is for
+      `rlx.make`.
     callback: `callback(step, metrics, carry)` on the host after each segment, that is where a table row is written.
       metrics are `{name: [R, ...]}`; a truthy result stops the training. The carry is valid during the call: copy what is
       to be kept.
@@ -93,6 +95,7 @@ class Session:
 
     carry: Carry
     totals: Totals
+    mirror: sinks.Sinks
 
     def __init__(
         self,
@@ -119,6 +122,7 @@ class Session:
             raise RlxError(f"log_every={span} must be below 2^31 env steps, which a report's int32 counts can hold")
         if trainer.spec.max_episode_steps is None:
             raise RlxError(f"{trainer.env_name} has no time limit, so it cannot be evaluated: wrap it in rlx.envs.TimeLimit")
+        sinks.check(run.sinks, run.out)
         if run.resume and run.out is None:
             raise RlxError("resume needs out: the directory of the run to continue")
         self.size = footprint.size(jax.eval_shape(lambda: trainer.start(start)))  # raises where there is no memory
@@ -141,11 +145,13 @@ class Session:
             self._compile(stored, bar)
             bar.update(self.trainer.steps(self.carry))
             try:
-                self._loop(bar, sigint)
+                with sinks.opened(self.run.sinks, self.out) as self.mirror:
+                    self._loop(bar, sigint)
             except BaseException as error:
                 self._rescue(error)
                 raise
-        return Result(self.table(), self.trainer, self.out, last=self.carry, interrupted=self.interrupted)
+        table = results.merged(self.rows, self.labels)
+        return Result(table, self.trainer, self.out, last=self.carry, interrupted=self.interrupted)
 
     def _stored(self) -> Carry | None:
         """The carry to continue, its table in `rows`; None to begin."""
@@ -237,19 +243,9 @@ class Session:
         self.rows.append(pd.DataFrame(columns))
         self.totals = self.trainer.no_totals(self.carry)
 
-    def table(self) -> pd.DataFrame:
-        """All rows, sorted by run and step, the columns that users look for first in front.
-
-        What was recorded twice at a step, before and after an interruption, is one row: of each column the first value.
-        """
-        table = pd.concat(self.rows, ignore_index=True).groupby(["run", "step"], as_index=False).first()
-        front = [*self.labels, "step", *results.return_columns(table), "unfinished"]
-        table = table.reindex(columns=[*front, *(c for c in table.columns if c not in front)])
-        return table.astype({"unfinished": np.float64})  # NaN without an evaluation, in some row or in none
-
     def _write_table(self) -> None:
         if self.out:
-            parquet.write(self.out / "metrics.parquet", self.table())
+            parquet.write(self.out / "metrics.parquet", results.merged(self.rows, self.labels))
 
     def _save(self, name: str) -> None:
         assert self.out is not None
@@ -266,6 +262,9 @@ class Session:
         if not self.out:
             return
         self._write_table()
+        if self.run.sinks:
+            configs = sinks.configs(self.trainer, self.start, self.labels)
+            self.mirror.write(results.merged(self.rows, self.labels), configs, final=i == self.total)
         self._save_best(self.rows[-1])
         if i % self.save_every == 0 or (i == self.total and self.lasting):
             if self.run.keep:
@@ -287,7 +286,7 @@ class Session:
                 self._write_table()
             finally:  # the state is worth more than the table
                 self.trainer.save(self.carry, self.out / "checkpoints" / "last")
-            self._save_best(self.table())
+            self._save_best(results.merged(self.rows, self.labels))
         except Exception as failure:
             error.add_note(f"rlx could not store the state in {self.out}: {str(failure).partition(chr(10))[0]}")
 

@@ -7,6 +7,7 @@ import pytest
 import rlx
 from rlx import envs, loop
 from rlx.errors import RlxError
+from tests.trainer_support import compilations
 
 SAC = {"hidden_sizes": (8, 8), "batch_size": 16, "replay_capacity": 500, "learning_starts": 20}
 
@@ -31,6 +32,19 @@ def test_two_devices_agree_with_one(one_and_two):
     np.testing.assert_allclose(returns, returns_2, rtol=1e-4)
     leaf = jax.tree.leaves(two.runs.agent.learner)[0]
     assert len(leaf.addressable_shards) == 2 and {s.data.shape[0] for s in leaf.addressable_shards} == {2}
+
+
+def test_a_segment_compiles_once():
+    trainer = rlx.make(
+        "ppo", "gymnax/CartPole-v1", devices=2, num_envs=2, rollout_length=8, num_minibatches=1, hidden_sizes=(8,)
+    )
+    carry = trainer.init(2)
+    with compilations() as first:
+        carry, _ = trainer.run(carry, 16)
+    with compilations() as more:
+        for _ in range(2):
+            carry, _ = trainer.run(carry, 16)
+    assert first and not more, more
 
 
 def test_a_repeat_gives_the_same_bits(one_and_two):

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 
-from rlx import agents, checkpoint
+from rlx import agents, checkpoint, sinks
 from rlx import config as config_
 from rlx.errors import RlxError, unknown
 from rlx.interrupt import SigInt
@@ -60,6 +60,7 @@ def sweep(
     Runs that share their static fields are one program; it is compiled once and trains them in batches. With `out`, each
     finished batch is stored, `resume` runs only what is missing, and the result does not depend on how often it was
     interrupted. `save_every` also stores the batch in progress at these steps; without it an interrupted batch begins anew.
+    Sinks get each finished batch; the confirmation on fresh seeds is in the report only.
     A run whose losses are not finite has failed: its record ends there, and it counts as failed.
 
     Raises RlxError for any bad input before anything compiles.
@@ -74,6 +75,7 @@ def sweep(
     run = SweepConfig(**{name: kwargs.pop(name) for name in run_fields if name in kwargs})
     if run.resume and run.out is None:
         raise RlxError("resume needs out: the directory of the sweep to continue")
+    sinks.check(run.sinks, run.out)
     if run.keep:
         raise RlxError(f"keep={run.keep} is for rlx.train: a sweep keeps tables, and no checkpoints")
     plan, trainers = plan_.make(agent, env, space_.space(space), run, kwargs)
@@ -130,7 +132,12 @@ class Sweep:
 
     def run_all(self) -> SweepResult:
         plan = self.plan
-        with Progress(plan.runs * plan.fixed["steps"], f"{plan.agent} on {plan.env}", self.progress) as bar, SigInt() as sigint:
+        named = f"{plan.agent} on {plan.env}"
+        with (
+            Progress(plan.runs * plan.fixed["steps"], named, self.progress) as bar,
+            SigInt() as sigint,
+            sinks.opened(self.run.sinks, self.out) as self.mirror,
+        ):
             bar.announce(plan_.describe(plan))
             if not self.decided:
                 self._decide(bar)
@@ -138,6 +145,8 @@ class Sweep:
                 plan.write(self.out / "plan.json")
                 self._read_finished(self.out)
             work = plan.work()
+            for name in self.finished:  # a sink may have missed the last one
+                self._mirror(name)
             done = sum(len(_real(batch)) for name, (_, batch) in work.items() if name in self.finished)
             bar.update(done * plan.fixed["steps"])
             todo = {name: job for name, job in work.items() if name not in self.finished}
@@ -230,6 +239,16 @@ class Sweep:
         self.finished[name] = table[table["run"] >= 0].reset_index(drop=True)
         if self.out is not None:
             self._store(name, self.out)
+        self._mirror(name)
+
+    def _mirror(self, name: str) -> None:
+        """The finished batch to the sinks."""
+        if self.run.sinks:
+            g, batch = self.plan.work()[name]
+            runs, configs, seeds = map(np.asarray, zip(*batch, strict=True))
+            start = plan_.rows(self.plan, self.trainers[g], batch)
+            labels = {"run": runs, "config": configs, "seed": seeds}
+            self.mirror.write(self.finished[name], sinks.configs(self.trainers[g], start, labels), final=True)
 
     def _store(self, name: str, out: Path) -> None:
         """The finished batch: first its table, then the line that says so, then nothing is left to resume."""
