@@ -140,8 +140,8 @@ class Sweep:
         ):
             bar.announce(plan_.describe(plan))
             if not self.decided:
-                self._decide(bar)
-            if self.out:
+                self._decide(bar, sigint)
+            if self.out and not sigint.received:  # while measuring: nothing is decided
                 plan.write(self.out / "plan.json")
                 self._read_finished(self.out)
             work = plan.work()
@@ -171,7 +171,7 @@ class Sweep:
 
     # --- the size of a batch -----------------------------------------------------------------------------------------
 
-    def _decide(self, bar: Progress) -> None:
+    def _decide(self, bar: Progress, sigint: SigInt) -> None:
         """The size of batches: as large as memory allows, unless smaller ones are faster; measured on the largest group."""
         plan = self.plan
         g = max(range(len(plan.groups)), key=lambda g: len(plan.groups[g].configs))
@@ -179,19 +179,19 @@ class Sweep:
         if largest < PROBED:
             return
         bar.announce(f"measuring batches of up to {largest} runs")
-        best = self._fastest(g, largest)
+        best = self._fastest(g, largest, sigint)
         for group in plan.groups:
             group.batch = plan_.evenly(len(group.configs) * len(plan.seeds), min(best, group.batch), self.run.devices)
         bar.announce(f"batches of {', '.join(str(group.batch) for group in plan.groups[:20])} runs")
 
-    def _fastest(self, g: int, largest: int) -> int:
+    def _fastest(self, g: int, largest: int, sigint: SigInt) -> int:
         """The largest of `largest`, a quarter of it ... that is at most 5% slower than a single run, in run-steps per second,
         and than the next smaller one."""
         devices = self.run.devices
         throughput = lambda runs: self._throughput(self.trainers[g], self.plan.groups[g], runs)
         single, size = LOSS * throughput(devices), largest
         rate = throughput(size)
-        while (smaller := size // 4 // devices * devices) > devices:
+        while not sigint.received and (smaller := size // 4 // devices * devices) > devices:
             other = throughput(smaller)
             if rate >= max(single, LOSS * other):
                 return size
