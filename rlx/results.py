@@ -150,7 +150,8 @@ def read_description(out: Path) -> dict[str, Any]:
             raise ValueError(f"it holds a {type(description).__name__}")
         return description
     except FileNotFoundError:
-        raise RlxError(f"{out} holds no rlx run: it has no run.json") from None
+        sweep = " but a sweep, which rlx.sweeps.load reads" if (out / "plan.json").exists() else ": it has no run.json"
+        raise RlxError(f"{out} holds no rlx run{sweep}") from None
     except (OSError, ValueError) as error:
         raise RlxError(f"{out}/run.json cannot be read: {error}") from None
 

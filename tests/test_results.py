@@ -194,6 +194,8 @@ def edit(out: Path, **changes) -> None:
 def test_nothing_there(tmp_path):
     for path in (tmp_path, tmp_path / "none"):
         fails(lambda path=path: rlx.load(path), f"{path} holds no rlx run: it has no run.json")
+    (tmp_path / "plan.json").write_text("{}")
+    fails(lambda: rlx.load(tmp_path), "holds no rlx run but a sweep, which rlx.sweeps.load reads")
     (tmp_path / "file").write_text("")
     fails(lambda: rlx.load(tmp_path / "file"), str(tmp_path / "file"))
 
