@@ -97,7 +97,10 @@ def sweep(argv: list[str]) -> int:
     left = [name for name in ("table.csv", "metrics.parquet", "best.toml") if (out / name).exists()]
     if "table.csv" in left:
         print_table(result.table().head(20))
-    print(f"results in {out}: {', '.join(left)}; `rlx report {out}` makes tables and plots of them")
+    if left:
+        print(f"results in {out}: {', '.join(left)}; `rlx report {out}` makes tables and plots of them")
+    else:
+        print(f"no batch of runs was finished in {out}")
     return _interrupted(result.interrupted, given["out"])
 
 

@@ -270,14 +270,15 @@ def describe(plan: Plan) -> str:
     """The plan in words, for a look before launch."""
     lines = [
         f"{plan.agent} on {plan.env}: {plan.runs} runs = {len(plan.configs)} configurations x {len(plan.seeds)} seeds, "
-        f"{plan.fixed['steps']} steps each, in {len(plan.groups)} groups (one compilation each)"
+        f"{plan.fixed['steps']} steps each, in {len(plan.groups)} group{'s' * (len(plan.groups) > 1)} (one compilation each)"
     ]
     for group in plan.groups[:20]:
         runs = len(group.configs) * len(plan.seeds)
         which = ", ".join(f"{k}={v}" for k, v in group.static.items()) or "all"
         count = math.ceil(runs / group.batch)
         lines.append(
-            f"  {which}: {runs} runs of {footprint.human(group.bytes_per_run)}, {count} batches of {group.batch} "
+            f"  {which}: {runs} runs of {footprint.human(group.bytes_per_run)}, "
+            f"{count} batch{'es' * (count > 1)} of {group.batch} "
             f"({footprint.human(group.bytes_per_run * group.batch)})"
         )
     if len(plan.groups) > 20:

@@ -169,7 +169,7 @@ def test_ten_thousand_runs_in_seconds(capsys):
     for line, group in zip(lines, out.groups, strict=True):
         size, count = footprint.human(group.bytes_per_run), math.ceil(len(group.configs) * 5 / group.batch)
         assert line.startswith(f"  batch_size={group.static['batch_size']}: {len(group.configs) * 5} runs of {size}, ")
-        assert f"{count} batches of {group.batch} " in line
+        assert f"{count} batch{'es' * (count > 1)} of {group.batch} " in line
 
 
 def test_ten_thousand_batches_are_listed_in_seconds():

@@ -25,7 +25,7 @@ def here(tmp_path, monkeypatch):
 def test_from_space_to_best_and_back(capfd, here):
     code, out, err = rlx_(capfd, *COMMAND, "--space", SPACE, "--out", "s")
     assert code == 0 and "results in s: table.csv, metrics.parquet, best.toml" in out
-    assert "6 runs = 3 configurations x 2 seeds, 120 steps each, in 1 groups" in err
+    assert "6 runs = 3 configurations x 2 seeds, 120 steps each, in 1 group (" in err
     expected = sweep(LR, seeds=[3, 5], batch_of_runs=4)
     pd.testing.assert_frame_equal(pd.read_parquet("s/metrics.parquet"), expected.metrics, check_exact=True)
     shown = [line for line in out.splitlines() if "lr" in line]
@@ -59,7 +59,7 @@ def test_a_dry_run(capfd, here):
     words = ["--configs", "2000", "--method", "sobol", "--space", "lr=log(1e-5,1e-2) gamma=uniform(0.9,1)", "--dry_run"]
     code, out, err = rlx_(capfd, "sweep", "ppo", CARTPOLE, *words, "--seeds", "5")
     assert (code, err) == (0, "")
-    assert out.startswith(f"ppo on {CARTPOLE}: 10000 runs = 2000 configurations x 5 seeds, 100000 steps each, in 1 groups")
+    assert out.startswith(f"ppo on {CARTPOLE}: 10000 runs = 2000 configurations x 5 seeds, 100000 steps each, in 1 group (")
     assert not contents(here)
 
 
@@ -106,3 +106,13 @@ def test_bad_input(capfd, name):
     argv, words = BAD[name]
     flags = [w for pair in zip(FLAGS[::2], FLAGS[1::2], strict=True) if f"{pair[0][2:]}=" not in str(argv) for w in pair]
     bad(capfd, ["sweep", "ppo", CARTPOLE, *flags, *RUN, *argv], *words)
+
+
+def test_interrupted_before_anything_is_finished(capfd, here, monkeypatch):
+    nothing = sweep(LR, dry_run=True)
+    nothing.interrupted = True
+    capfd.readouterr()
+    monkeypatch.setattr("rlx.sweeps.sweep", lambda *args, **kwargs: nothing)
+    code, out, err = rlx_(capfd, "sweep", "ppo", CARTPOLE, "--space", "lr=[0.1]", "--out", "s", *FLAGS)
+    assert (code, out) == (130, "no batch of runs was finished in s\n")
+    assert err == "interrupted; to continue, repeat the command with --resume True --out s\n"
