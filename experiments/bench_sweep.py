@@ -6,7 +6,7 @@ The sweep is 8 actor step sizes x 4 discounts x 8 seeds. Compared, for several n
 
 | way | what is measured |
 |---|---|
-| sweep | wall time of a new process: import, plan, compilation (no cache), probe, all runs, evaluations, results on disk |
+| sweep | wall time of a new process: import, plan, compilation (no cache), probe, all runs, evaluations, confirmation |
 | sweep, all devices | the same with the runs split over as many virtual devices as there are cores |
 | one process a run | `rlx train` in a new process with a warm compilation cache: 3 of the runs, times 256 |
 | loop | `rlx.train` in one process, its programs compiled: 5 of the runs, times 256, plus one import and compilation |
