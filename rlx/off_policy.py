@@ -8,11 +8,13 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import struct
 
-from rlx import counters, normalize, returns
+from rlx import counters, normalize, priorities, returns
 from rlx.errors import RlxError
 from rlx.masks import mask
+from rlx.priorities import Priorities
 from rlx.ring import Ring, ring
 from rlx.types import EnvSpec, PyTree
 
@@ -27,12 +29,13 @@ class Plan(NamedTuple):
     updates: int
 
 
-def plan(config: Any, spec: EnvSpec, algorithm: str) -> tuple[Plan, Ring]:
+def plan(config: Any, spec: EnvSpec, algorithm: str, horizon: int | None = None) -> tuple[Plan, Ring]:
     """From `num_envs, rollout_length, updates_per_step, learning_starts, replay_capacity, n_step` of an agent's config.
 
     The first update is in the first iteration that ends at or after `learning_starts` env steps, and not before the replay
-    holds a window of every environment; until then, that iteration included, actions are random. Raises RlxError for a
-    vector reward, for a number of updates per iteration that is not whole, and for a replay too small for a window.
+    holds a window of every environment (of `horizon` steps, default `n_step`); until then, that iteration included, actions
+    are random. Raises RlxError for a vector reward, for a number of updates per iteration that is not whole, and for a replay
+    too small for a window.
     """
     c = config
     if spec.reward_shape:
@@ -46,7 +49,7 @@ def plan(config: Any, spec: EnvSpec, algorithm: str) -> tuple[Plan, Ring]:
             f"the nearest valid value is {max(updates, 1) / per_iteration:g}"
         )
     buffer = ring(spec, c.replay_capacity, c.num_envs, c.rollout_length)
-    start = counters.first_iteration(max(c.learning_starts, buffer.steps(c.n_step)), per_iteration)
+    start = counters.first_iteration(max(c.learning_starts, buffer.steps(horizon or c.n_step)), per_iteration)
     return Plan(start + 1 if c.learning_starts else 0, start, updates), buffer
 
 
@@ -100,6 +103,45 @@ def updates(
         return learner, jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), jax.eval_shape(train, learner)[1])
 
     return jax.lax.cond(i >= plan.start, train, wait, learner)
+
+
+def prioritised_updates(
+    plan: Plan,
+    update: Callable[[PyTree, Priorities, jax.Array, jax.Array], tuple[PyTree, jax.Array, jax.Array, Metrics]],
+    learner: PyTree,
+    priority: Priorities,
+    key: jax.Array,
+    i: jax.Array,
+) -> tuple[PyTree, Priorities, Metrics]:
+    """As `updates`, with priorities that each update changes for the next one.
+
+    update(learner, priorities, key, k) -> learner, slots, their new priorities, metrics. The conditional returns only these;
+    the scatter is outside of it, in place, and drops everything before `plan.start`.
+    """
+    learns = i >= plan.start
+
+    def one(carry: tuple[PyTree, Priorities], u: jax.Array) -> tuple[tuple[PyTree, Priorities], Metrics]:
+        learner, priority = carry
+        train = lambda learner: update(learner, priority, jax.random.fold_in(key, u), u)
+
+        def wait(learner: PyTree) -> tuple[PyTree, jax.Array, jax.Array, Metrics]:
+            _, slots, values, metrics = jax.eval_shape(train, learner)
+            zeros = lambda tree: jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), tree)
+            beyond = jnp.full(slots.shape, priority.values.shape[0], slots.dtype)
+            return learner, beyond, zeros(values), zeros(metrics)
+
+        learner, slots, values, metrics = jax.lax.cond(learns, train, wait, learner)
+        return (learner, priorities.update(priority, slots, values)), metrics
+
+    (learner, priority), metrics = jax.lax.scan(one, (learner, priority), jnp.arange(plan.updates, dtype=jnp.uint32))
+    made = jnp.where(learns, plan.updates, 0).astype(jnp.int32)
+    return learner, priority, {**jax.tree.map(jnp.mean, metrics), "updates": made}
+
+
+def begins(plan: Plan, period: int, i: jax.Array, u: jax.Array) -> jax.Array:
+    """Whether update `u` of iteration `i` is the first of a period of gradient updates, as the first of all is: bool scalar."""
+    done = counters.mul_mod(i - jnp.uint32(plan.start), plan.updates, period) + u % np.uint32(period)
+    return done % np.uint32(period) == np.uint32(0)
 
 
 def completes(plan: Plan, period: int, i: jax.Array, u: jax.Array) -> jax.Array:

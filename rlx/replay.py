@@ -17,8 +17,9 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from rlx import counters
+from rlx import counters, priorities
 from rlx.errors import RlxError
+from rlx.priorities import Priorities
 
 PyTree = Any
 
@@ -164,3 +165,59 @@ def uniform(capacity: int) -> Uniform:
         return jax.tree.map(lambda x: x[:, 0], windows)
 
     return Uniform(init_state, add, sample)
+
+
+# --- a buffer that counts itself, and draws in proportion to priorities ---------------------------------------------------
+
+
+@struct.dataclass
+class PrioritisedState:
+    """As `State`, with priorities."""
+
+    data: PyTree
+    position: jax.Array
+    size: jax.Array
+    priorities: Priorities
+
+
+class Prioritised(NamedTuple):
+    """A prioritised replay buffer as pure functions.
+
+    init  (example)                  -> state                          example: one item
+    add   (state, items)             -> state                          items [T, N, ...]; they get the highest priority so far
+    sample(state, key, n)            -> slots, items, probabilities    with replacement; the state must hold an item
+    update(state, slots, priorities) -> state                          e.g. errors, > 0, before the exponent
+    """
+
+    init: Callable[[PyTree], PrioritisedState]
+    add: Callable[[PrioritisedState, PyTree], PrioritisedState]
+    sample: Callable[[PrioritisedState, jax.Array, int], tuple[jax.Array, PyTree, jax.Array]]
+    update: Callable[[PrioritisedState, jax.Array, jax.Array], PrioritisedState]
+
+
+def prioritised(capacity: int, exponent: float = 1.0) -> Prioritised:
+    """A stand-alone ring buffer whose items are drawn in proportion to `priority^exponent` (Schaul et al. 2016, eq. 1).
+
+    T * N may not exceed the capacity: RlxError.
+    """
+    base = uniform(capacity)
+
+    def init_state(example: PyTree) -> PrioritisedState:
+        state = base.init(example)
+        return PrioritisedState(state.data, state.position, state.size, priorities.init(capacity))
+
+    def add(state: PrioritisedState, items: PyTree) -> PrioritisedState:
+        steps, num_envs = jax.tree.leaves(items)[0].shape[:2]
+        admitted = priorities.admit(state.priorities, state.position, state.size, steps, num_envs, capacity, horizon=1)
+        new = base.add(State(state.data, state.position, state.size), items)
+        return PrioritisedState(new.data, new.position, new.size, admitted)
+
+    def sample(state: PrioritisedState, key: jax.Array, n: int) -> tuple[jax.Array, PyTree, jax.Array]:
+        table = priorities.table(state.priorities)
+        slots = priorities.draw(state.priorities, table, key, n)
+        return slots, take(state.data, slots), priorities.probability(state.priorities, table, slots)
+
+    def update(state: PrioritisedState, slots: jax.Array, values: jax.Array) -> PrioritisedState:
+        return state.replace(priorities=priorities.update(state.priorities, slots, values**exponent))
+
+    return Prioritised(init_state, add, sample, update)

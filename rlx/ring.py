@@ -16,8 +16,9 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from rlx import replay
+from rlx import priorities, replay
 from rlx.masks import where
+from rlx.priorities import Priorities
 from rlx.types import EnvSpec, PyTree, Transition
 
 EPISODE = 16  # steps of the mean episode below which the successors of the oldest last steps are forgotten
@@ -30,6 +31,9 @@ class Ring(NamedTuple):
     insert(data, rollout, i)             -> data
     sample(data, key, n, i, horizon)     -> windows of consecutive steps of one environment, leaves `[n, horizon, ...]`:
                                             the fields of `Transition` without `first`, `info` and `extras`, as a dict
+    take  (data, starts, horizon)        -> the windows at the slots `starts` `[n]`, as `sample` returns them
+    admit (priorities, i, horizon)       -> priorities in which what was inserted may be drawn, once a window follows it
+    stored(data)                         -> what is stored of each slot beside observations, leaves `[capacity, ...]`
     steps (horizon)                      -> env steps from which on there is a window of every environment (Python int)
 
     Windows are uniform with replacement and may span an episode's end, as `replay.sample_windows` says. `steps` raises
@@ -39,6 +43,9 @@ class Ring(NamedTuple):
     init: Callable[[], PyTree]
     insert: Callable[[PyTree, Transition, jax.Array], PyTree]
     sample: Callable[[PyTree, jax.Array, int, jax.Array, int], dict[str, jax.Array]]
+    take: Callable[[PyTree, jax.Array, int], dict[str, jax.Array]]
+    admit: Callable[[Priorities, jax.Array, int], Priorities]
+    stored: Callable[[PyTree], dict[str, jax.Array]]
     steps: Callable[[int], int]
 
 
@@ -70,14 +77,27 @@ def ring(spec: EnvSpec, capacity: int, num_envs: int, rollout_length: int) -> Ri
 
     def sample(data: PyTree, key: jax.Array, n: int, i: jax.Array, horizon: int) -> dict[str, jax.Array]:
         head, size = (f(i + jnp.uint32(1), per_iteration, capacity) for f in (replay.position, replay.size))
-        slots = replay.window_slots(key, n, head, size, capacity, num_envs, horizon, history, future)
+        return windows(data, replay.window_slots(key, n, head, size, capacity, num_envs, horizon, history, future))
+
+    def windows(data: PyTree, slots: jax.Array) -> dict[str, jax.Array]:
         return take_stacked(data, slots, num_envs, frames) if frames > 1 else replay.take(data, slots)
+
+    def take(data: PyTree, starts: jax.Array, horizon: int) -> dict[str, jax.Array]:
+        steps = (np.arange(horizon) * num_envs % capacity).astype(np.uint32)
+        return windows(data, replay.wrap(starts[:, None], steps[None], capacity))
+
+    def admit(p: Priorities, i: jax.Array, horizon: int) -> Priorities:
+        head, size = (f(i, per_iteration, capacity) for f in (replay.position, replay.size))
+        return priorities.admit(p, head, size, rollout_length, num_envs, capacity, horizon, history, future)
+
+    def stored(data: PyTree) -> dict[str, jax.Array]:
+        return {name: x for name, x in (data.items if frames > 1 else data).items() if name in item}
 
     def steps(horizon: int) -> int:
         replay.check_capacity(capacity, history + horizon + future, num_envs)
         return (horizon + future) * num_envs
 
-    return Ring(init, insert, sample, steps)
+    return Ring(init, insert, sample, take, admit, stored, steps)
 
 
 # --- stacks of frames --------------------------------------------------------------------------------------------------

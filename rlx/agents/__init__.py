@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from types import ModuleType
 
-from rlx.agents import dqn, ppo, ppo_rnn, pqn, sac, sac_discrete, td3
+from rlx.agents import dqn, mrq, ppo, ppo_rnn, pqn, sac, sac_discrete, td3
 from rlx.errors import unknown
 
 AGENTS: dict[str, ModuleType] = {
     "dqn": dqn,
+    "mrq": mrq,
     "ppo": ppo,
     "ppo_rnn": ppo_rnn,
     "pqn": pqn,
