@@ -170,8 +170,7 @@ def uniform(capacity: int) -> Uniform:
 # --- a buffer that counts itself, and draws in proportion to priorities ---------------------------------------------------
 
 
-@struct.dataclass
-class PrioritisedState:
+class PrioritisedState(struct.PyTreeNode):
     """As `State`, with priorities."""
 
     data: PyTree

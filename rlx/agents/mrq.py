@@ -148,7 +148,7 @@ def make(config: Config, spec: EnvSpec) -> Agent:
         first, second = (jax.random.fold_in(key, k) for k in (0, 1))
 
         def explore() -> jax.Array:
-            if discrete:
+            if spec.num_actions is not None:
                 return jax.random.randint(first, (), 0, spec.num_actions, jnp.int32)
             return jax.random.uniform(first, (spec.action_dim,), minval=-1.0, maxval=1.0)
 

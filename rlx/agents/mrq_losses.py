@@ -92,7 +92,7 @@ def priority(q: jax.Array, target: jax.Array, exponent: jax.Array) -> jax.Array:
     return jnp.maximum(jnp.abs(q - target).max(), 1.0) ** exponent
 
 
-def gumbel_softmax(preact: jax.Array, key: jax.Array, temperature: float) -> jax.Array:
+def gumbel_softmax(preact: jax.Array, key: jax.Array, temperature: jax.Array | float) -> jax.Array:
     """A relaxed one-hot sample of softmax(u), `[A]`; its argmax is a sample whatever the temperature."""
     return jax.nn.softmax((preact + jax.random.gumbel(key, preact.shape)) / temperature)
 

@@ -73,7 +73,8 @@ def networks(config: Any, spec: EnvSpec) -> Networks:
     size = spec.action_dim if spec.num_actions is None else spec.num_actions
     encoder, critic = Encoder(c, spec.obs_shape), ensemble(Value, 2)(c.value_size, c.linear_value)
     policy = MLP3(c.policy_size, size, "relu")
-    zsa: Callable[..., Any] = lambda params, zs, action: encoder.apply(params, zs, action, method="zsa")
+    apply: Callable[..., Any] = encoder.apply
+    zsa: Callable[..., Any] = lambda params, zs, action: apply(params, zs, action, method="zsa")
     q_values: Callable[..., Any] = critic.apply
     preact: Callable[..., Any] = policy.apply
 
@@ -87,8 +88,8 @@ def networks(config: Any, spec: EnvSpec) -> Networks:
 
     return Networks(
         c, discrete, init,
-        lambda params, obs: encoder.apply(params, obs, method="zs"),
-        lambda params, zs, action: encoder.apply(params, zsa(params, zs, action), method="predict"),
+        lambda params, obs: apply(params, obs, method="zs"),
+        lambda params, zs, action: apply(params, zsa(params, zs, action), method="predict"),
         lambda params, critics, zs, action: q_values(critics, zsa(params, zs, action)),
         preact, action,
         lambda action: jax.nn.one_hot(action, size) if discrete else action,

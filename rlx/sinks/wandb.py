@@ -32,7 +32,9 @@ class Wandb:
 
     def __init__(self, out: Path):
         self.out, self.path = out, out / "wandb.json"
-        stored = json.loads(self.path.read_text()) if self.path.exists() else {"id": secrets.token_hex(4), "steps": {}}
+        stored: dict[str, Any] = {"id": secrets.token_hex(4), "steps": {}}
+        if self.path.exists():
+            stored = json.loads(self.path.read_text())
         self.id, self.logged = stored["id"], {int(run): step for run, step in stored["steps"].items()}
         self.open: dict[int, Any] = {}
 
