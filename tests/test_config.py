@@ -78,8 +78,8 @@ def test_what_the_agents_trace():
     rates = {"lr", "actor_lr", "critic_lr", "temperature_lr", "gamma", "tau", "clip_eps", "entropy_coef", "gae_lambda"}
     rates |= {"td_lambda", "epsilon_start", "epsilon_end", "epsilon_steps"}
     noise = {"exploration_noise", "target_noise", "target_noise_clip"}
-    own = {"encoder_lr", "weight_decay", "dynamics_coef", "reward_coef", "done_coef", "preact_coef", "gumbel_temperature"}  # MR.Q
-    others = own | {"value_coef", "max_grad_norm", "temperature", "priority_exponent"}
+    mrq = {"encoder_lr", "weight_decay", "dynamics_coef", "reward_coef", "done_coef", "preact_coef", "gumbel_temperature"}
+    others = mrq | {"value_coef", "max_grad_norm", "temperature", "priority_exponent"}
     for name, module in agents.AGENTS.items():
         assert traced[name] == (rates | noise | others) & set(config.fields(module.Config))
 
