@@ -15,6 +15,7 @@ import dataclasses
 import functools
 import inspect
 import math
+import os
 import re
 import sys
 import types
@@ -141,6 +142,8 @@ def check(field: Field, value: Any) -> Any:
     """`value` as the field's type (an int for a float field, a list for a tuple field), or an RlxError."""
     if isinstance(value, (np.generic, np.ndarray)):
         value = value.tolist()
+    if isinstance(value, os.PathLike):
+        value = os.fspath(value)
     ok, value = _coerce(field.type, value)
     if not ok:
         if typing.get_origin(field.type) is Literal and isinstance(value, str):

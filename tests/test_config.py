@@ -5,6 +5,7 @@ import json
 import math
 import os
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import jax.numpy as jnp
@@ -101,6 +102,7 @@ def test_partition():
 
 
 def test_values_become_the_type_of_their_field():
+    assert RunConfig(out=Path("runs") / "a").out == os.path.join("runs", "a")
     c = Mine(lr=1, hidden_sizes=[3, 4], target=2)
     assert (type(c.lr), c.hidden_sizes, type(c.target)) == (float, (3, 4), float)
     hash(c)

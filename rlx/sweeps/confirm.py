@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
 import pandas as pd
 
 from rlx import stats
@@ -19,11 +18,11 @@ from rlx.errors import RlxError
 from rlx.results import return_columns
 from rlx.sinks import parquet
 from rlx.sinks.console import Progress
-from rlx.sweeps import plan as plan_
+from rlx.sweeps import batch as batch_
 from rlx.sweeps.plan import Plan
 from rlx.sweeps.results import SweepResult, merged
 from rlx.trainer import Trainer
-from rlx.training import RunConfig, Session
+from rlx.training import RunConfig
 
 FILE = "confirm.parquet"
 
@@ -63,9 +62,11 @@ def confirm(
     g = next(g for g, group in enumerate(plan.groups) if c in group.configs)
     runs = [(plan.runs + j, c, seed) for j, seed in enumerate(seeds)]
     progress.announce(f"configuration {c}, the best, with fresh seeds {', '.join(map(str, seeds[:10]))}")
-    tables = []
-    for k in range(0, len(runs), plan.groups[g].batch):
-        table = _train(plan, trainers[g], runs[k : k + plan.groups[g].batch], plan.groups[g].batch)
+    config = RunConfig(**{name: plan.fixed[name] for name in ("steps", "eval_every", "eval_episodes", "log_every")})
+    size, tables = plan.groups[g].batch, []
+    for k in range(0, len(runs), size):
+        batch = runs[k : k + size]
+        table = batch_.train(plan, trainers[g], batch + [batch[-1]] * (size - len(batch)), config)
         if table is None:
             return None
         tables.append(table)
@@ -78,18 +79,6 @@ def confirm(
 def fresh_seeds(used: Sequence[int]) -> list[int]:
     """As many as there are in `used`, the smallest that are not."""
     return list(itertools.islice((seed for seed in itertools.count() if seed not in set(used)), len(used)))
-
-
-def _train(plan: Plan, trainer: Trainer, runs: plan_.Batch, size: int) -> pd.DataFrame | None:
-    """Some runs in a batch of `size`, filled up with the last of them; None where it was interrupted."""
-    batch = runs + [runs[-1]] * (size - len(runs))
-    numbers, configs, seeds = map(np.asarray, zip(*batch, strict=True))
-    place = np.arange(size)
-    numbers = np.where(place < len(runs), numbers, -1 - place)  # what fills up has numbers of its own
-    labels = {"run": numbers, "config": configs, "seed": seeds}
-    config = RunConfig(**{name: plan.fixed[name] for name in ("steps", "eval_every", "eval_episodes", "log_every")})
-    result = Session(trainer, config, None, False, {}, plan_.rows(plan, trainer, batch), labels, lasting=False).train()
-    return None if result.interrupted else result.metrics[result.metrics["run"] >= 0].reset_index(drop=True)
 
 
 def load(out: str | Path) -> pd.DataFrame | None:

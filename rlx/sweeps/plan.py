@@ -284,16 +284,3 @@ def describe(plan: Plan) -> str:
     if len(plan.groups) > 20:
         lines.append(f"  ... and {len(plan.groups) - 20} more groups")
     return "\n".join(lines)
-
-
-def rows(plan: Plan, trainer: Trainer, batch: Batch) -> grid.Rows:
-    """What the runs of a batch begin with."""
-    names = [name for name in plan.space if name.startswith(ENV) or config_.fields(type(trainer.config))[name].traced]
-    at = {c: k for k, c in enumerate(dict.fromkeys(c for _, c, _ in batch))}
-    values = {name: [plan.configs[c][name] for c in at] for name in names}
-    hp = {name: v for name, v in values.items() if not name.startswith(ENV)}
-    params = {name.removeprefix(ENV): v for name, v in values.items() if name.startswith(ENV)}
-    start = trainer.rows(1, hp, params)
-    row = [at[c] if names else 0 for _, c, _ in batch]
-    start = jax.tree.map(lambda x: np.asarray(x)[row], start)
-    return start._replace(seeds=np.asarray([seed for _, _, seed in batch], np.uint32))

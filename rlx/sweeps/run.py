@@ -27,13 +27,14 @@ from rlx.interrupt import SigInt
 from rlx.results import return_columns
 from rlx.sinks import parquet
 from rlx.sinks.console import Progress
+from rlx.sweeps import batch as batch_
 from rlx.sweeps import plan as plan_
 from rlx.sweeps import space as space_
 from rlx.sweeps.confirm import confirm
 from rlx.sweeps.plan import Batch, Group, Plan, SweepConfig
 from rlx.sweeps.results import SweepResult, finished, merged
 from rlx.trainer import Trainer
-from rlx.training import TRAINER_KEYWORDS, RunConfig, Session
+from rlx.training import TRAINER_KEYWORDS, RunConfig
 from rlx.types import Carry
 
 PROBED = 16  # a batch of so many runs or more is measured before it is taken
@@ -147,7 +148,7 @@ class Sweep:
             work = plan.work()
             for name in self.finished:  # a sink may have missed the last one
                 self._mirror(name)
-            done = sum(len(_real(batch)) for name, (_, batch) in work.items() if name in self.finished)
+            done = sum(len(batch_.real(batch)) for name, (_, batch) in work.items() if name in self.finished)
             bar.update(done * plan.fixed["steps"])
             todo = {name: job for name, job in work.items() if name not in self.finished}
             started = time.perf_counter()
@@ -156,10 +157,10 @@ class Sweep:
                     self.interrupted = True
                     break
                 self._train(name, g, batch, bar, done)
-                done += len(_real(batch))
+                done += len(batch_.real(batch))
                 if k == 0 and len(todo) > 1 and not self.interrupted:
                     seconds = time.perf_counter() - started
-                    left = seconds / len(_real(batch)) * (plan.runs - done)
+                    left = seconds / len(batch_.real(batch)) * (plan.runs - done)
                     bar.announce(f"first batch in {seconds:.0f} s, compilation included; about {left / 60:.1f} min left")
             tables = [self.finished[name] for name in work if name in self.finished]
             result = SweepResult(merged(tables, plan), plan, self.out, interrupted=self.interrupted)
@@ -201,7 +202,7 @@ class Sweep:
     def _throughput(self, trainer: Trainer, group: Group, runs: int) -> float:
         """Env steps per second of so many runs together, while learning (the counter is set far ahead), not compiling."""
         batch = (self.plan.of(group) * runs)[:runs]
-        carry: Carry = trainer.start(plan_.rows(self.plan, trainer, batch))
+        carry: Carry = trainer.start(batch_.rows(self.plan, trainer, batch))
         carry, n = carry.replace(i=jnp.uint32(2**30)), 1
         totals = trainer.no_totals(carry)
         carry, totals = jax.block_until_ready(trainer.advance(carry, totals, n))
@@ -216,27 +217,21 @@ class Sweep:
     # --- a batch -----------------------------------------------------------------------------------------------------
 
     def _train(self, name: str, g: int, batch: Batch, bar: Progress, done: int) -> None:
-        plan, trainer, real = self.plan, self.trainers[g], _real(batch)
+        plan, trainer, runs = self.plan, self.trainers[g], len(batch_.real(batch))
         directory = self.out / "batches" / name if self.out and self.run.save_every else None
         if directory is not None and not checkpoint.exists(directory / "checkpoints" / "last"):
             shutil.rmtree(directory, ignore_errors=True)  # nothing to resume
         own = {f: getattr(self.run, f) for f in ("steps", "eval_every", "eval_episodes", "save_every", "log_every")}
         config = RunConfig(**own, out=None if directory is None else str(directory), resume=directory is not None)
-        runs, configs, seeds = map(np.asarray, zip(*batch, strict=True))
-        place = np.arange(len(batch))
-        runs = np.where(place < len(real), runs, -1 - place)  # what fills up has numbers of its own
-        labels = {"run": runs, "config": configs, "seed": seeds}
 
         def shown(step: int, metrics: dict[str, np.ndarray], carry: Carry) -> None:
-            bar.update(done * plan.fixed["steps"] + step * len(real))
+            bar.update(done * plan.fixed["steps"] + step * runs)
 
-        start = plan_.rows(plan, trainer, batch)
-        result = Session(trainer, config, shown, False, {"batch": name}, start, labels, lasting=False).train()
-        if result.interrupted:
+        table = batch_.train(plan, trainer, batch, config, shown, name)
+        if table is None:
             self.interrupted = True
             return
-        table = result.metrics
-        self.finished[name] = table[table["run"] >= 0].reset_index(drop=True)
+        self.finished[name] = table
         if self.out is not None:
             self._store(name, self.out)
         self._mirror(name)
@@ -245,9 +240,7 @@ class Sweep:
         """The finished batch to the sinks."""
         if self.run.sinks:
             g, batch = self.plan.work()[name]
-            runs, configs, seeds = map(np.asarray, zip(*batch, strict=True))
-            start = plan_.rows(self.plan, self.trainers[g], batch)
-            labels = {"run": runs, "config": configs, "seed": seeds}
+            start, labels = batch_.rows(self.plan, self.trainers[g], batch), batch_.labels(batch)
             self.mirror.write(self.finished[name], sinks.configs(self.trainers[g], start, labels), final=True)
 
     def _store(self, name: str, out: Path) -> None:
@@ -268,11 +261,6 @@ class Sweep:
         temporary.replace(out / "finished.csv")
         for name in self.finished:
             shutil.rmtree(out / "batches" / name, ignore_errors=True)
-
-
-def _real(batch: Batch) -> Batch:
-    """The runs of a batch without what fills it up."""
-    return list(dict.fromkeys(batch))
 
 
 def _has_best(result: SweepResult) -> bool:

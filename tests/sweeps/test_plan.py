@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 import rlx
 from rlx import footprint
+from rlx.sweeps import batch as batch_
 from rlx.sweeps import plan as p
 from rlx.sweeps.plan import Group, Plan
 from tests.sweeps.sweeps_support import LR, PER, plan
@@ -220,7 +221,7 @@ def test_rows(space):
     result = plan(space, seeds=[7, 4], gamma=0.9)
     trainer = rlx.make("ppo", CARTPOLE, gamma=0.9, **TINY)
     batch = result.of(result.groups[0])[::-1]
-    rows = p.rows(result, trainer, [*batch, batch[-1]])
+    rows = batch_.rows(result, trainer, [*batch, batch[-1]])
     configs = [result.configs[c] for _, c, _ in [*batch, batch[-1]]]
     assert rows.seeds.tolist() == [seed for _, _, seed in batch] + [batch[-1][2]] and rows.seeds.dtype == np.uint32
     np.testing.assert_array_equal(rows.hp["lr"], np.float32([c.get("lr", 3e-4) for c in configs]))

@@ -18,6 +18,7 @@ import rlx
 from rlx import checkpoint
 from rlx.sinks import parquet
 from rlx.sweeps import SweepResult, load
+from rlx.sweeps import batch as batch_
 from rlx.sweeps import run as run_
 from tests.sweeps.sweeps_support import LR, PER, sweep
 from tests.train_support import CARTPOLE, contents, fails
@@ -167,7 +168,7 @@ def out(finished, tmp_path) -> Path:
 
 
 def test_a_finished_sweep_trains_nothing(out, monkeypatch):
-    monkeypatch.setattr(run_, "Session", None)
+    monkeypatch.setattr(batch_, "Session", None)
     (out / "metrics.parquet").unlink(), (out / "table.csv").unlink()
     with compilations() as events:
         assert_whole(out, resume(out))
