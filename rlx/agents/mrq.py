@@ -30,9 +30,13 @@ Where the published code and the paper, or either and sense, differ (each with i
 - on GPUs matrices multiply in TF32 unless `jax_default_matmul_precision` says "highest", as published scores need;
 - time 0 is evaluated by the untrained policy, and the score is that of the last evaluation, by whoever drives the loop.
 
-Not offered of the paper's design study: the state-action dynamics target, and training without the model. "No LAP" is
-`priority_exponent=0, value_loss="mse"`; "no unroll" `enc_horizon=1`. Every default is the paper's table 3. Noises are in units
-of the action in [-1, 1]; of the three discrete actions take half, added to a one-hot vector.
+The paper's design study is all fields: "no LAP" is `priority_exponent=0, value_loss="mse"`, "no unroll" `enc_horizon=1`,
+"1-step return" `n_step=1`. "No model-based representation" is `model_based=False`: the critics' loss trains the encoder, with
+`encoder_lr`. For the state-action target, `dynamics_target="zsa"`, the paper says neither which action nor how it unrolls: here
+the action is the target policy's likeliest, and the prediction goes on in the place of the next state's embedding.
+
+Every default is the paper's table 3. Noises are in units of the action in [-1, 1]; of the three discrete actions take half,
+added to a one-hot vector.
 Metric `encoder_loss` is the mean of the latest burst, 0 before the first one.
 """
 
@@ -51,6 +55,7 @@ from rlx.agents import mrq_losses as losses
 from rlx.agents.mrq_networks import is_image
 from rlx.agents.mrq_updates import Learner, encoder_step, init_learner, networks, rl_step, synchronise
 from rlx.config import Traced
+from rlx.errors import RlxError
 from rlx.masks import mask
 from rlx.normalize import weighted_mean
 from rlx.priorities import Priorities
@@ -87,6 +92,8 @@ class Config(base.Config):
     minimum: bool = True  # bootstrap from the smaller critic, else from their mean
     linear_value: bool = False  # critics that are linear in the state-action embedding
     linear_model: bool = True  # model that is linear in the state-action embedding, else an MLP
+    dynamics_target: Literal["zs", "zsa"] = "zs"  # the model predicts the next state, or it with the policy's action there
+    model_based: bool = True  # train the encoder by the model's losses, else by the critics'
     target_encoder: bool = True  # targets from an encoder that stands still, else from the online one
     encoder_lr: Traced[float] = 1e-4  # AdamW's step size, encoder and model
     critic_lr: Traced[float] = 3e-4  # AdamW's step size, critics
@@ -132,6 +139,8 @@ class State(struct.PyTreeNode):
 def make(config: Config, spec: EnvSpec) -> Agent:
     """MR.Q for an environment. Raises RlxError for vector rewards and update counts that are not whole."""
     c, discrete = config, spec.num_actions is not None
+    if c.dynamics_target == "zsa" and c.zs_size != c.zsa_size:
+        raise RlxError(f"dynamics_target='zsa' needs equal embeddings: zsa_size={c.zsa_size} must be zs_size={c.zs_size}")
     horizon = max(c.enc_horizon, c.n_step)
     plan, buffer = off_policy.plan(c, spec, "mrq", horizon)
     jax.eval_shape(lambda: buffer.admit(priorities.init(c.replay_capacity), jnp.uint32(0), horizon))  # too small: an RlxError
@@ -160,21 +169,17 @@ def make(config: Config, spec: EnvSpec) -> Agent:
 
         return jax.lax.cond(i < plan.random, explore, policy), memory, ()
 
-    def best(u: jax.Array) -> jax.Array:
-        """The likeliest action, as a vector."""
-        return jax.nn.one_hot(jnp.argmax(u), u.shape[-1]) if discrete else jnp.tanh(u)
-
     def greedy(hp: HP, state: State, memory: tuple, obs: jax.Array, key: jax.Array) -> tuple:
         u = preact(state, obs)
         if not discrete:
-            return best(u), memory
+            return net.best(u), memory
         chosen = net.action(hp, u, key) if c.sample_greedy else u
         return jnp.argmax(chosen).astype(jnp.int32), memory
 
     def value(hp: HP, state: State, obs: jax.Array) -> jax.Array:
         """Of the likeliest action, by the critic that says less."""
         nets = state.learner.nets
-        q = net.q(nets.encoder, nets.critic, net.zs(nets.encoder, obs), best(preact(state, obs)))
+        q = net.q(nets.encoder, nets.critic, net.zs(nets.encoder, obs), net.best(preact(state, obs)))
         return q.min() * state.learner.scale
 
     def learn(hp: HP, state: State, rollout: Transition, key: jax.Array, i: jax.Array) -> tuple[State, dict]:
@@ -190,13 +195,15 @@ def make(config: Config, spec: EnvSpec) -> Agent:
         def burst(learner: Learner, priority: Priorities, key: jax.Array) -> Learner:
             """Synchronise, then improve the encoder: every draw from the same priorities, hence from one table."""
             learner = synchronise(learner, mean_absolute_reward(buffer.stored(data)) if c.reward_scaling else jnp.float32(1.0))
+            if not c.model_based:
+                return learner
             table = priorities.table(priority)
 
             def one(scanned: tuple, k: jax.Array) -> tuple[tuple, jax.Array]:
                 params, opt = scanned
                 draw, shift = (jax.random.fold_in(jax.random.fold_in(key, k), j) for j in (0, 1))
                 batch = windows(priorities.draw(priority, table, draw, c.batch_size), c.enc_horizon, shift)
-                params, opt, loss = encoder_step(net, hp, params, learner.target.encoder, opt, batch, seen)
+                params, opt, loss = encoder_step(net, hp, params, learner.target, opt, batch, seen)
                 return (params, opt), loss
 
             steps = jnp.arange(c.target_period, dtype=jnp.uint32)

@@ -45,9 +45,11 @@ class Networks(NamedTuple):
     init   (key)                          -> Nets
     zs     (encoder, obs)                 -> zs
     predict(encoder, zs, action)          -> Prediction
+    zsa    (encoder, zs, action)          -> zsa
     q      (encoder, critic, zs, action)  -> Q_j(g(zs, action))
     preact (policy, zs)                   -> u
     action (hp, u, key)                   -> tanh(u), or a Gumbel-softmax sample of softmax(u)
+    best   (u)                            -> tanh(u), or the likeliest action, one-hot
     vector (action)                       -> as networks take it: one-hot if discrete
     """
 
@@ -56,9 +58,11 @@ class Networks(NamedTuple):
     init: Callable[[jax.Array], Nets]
     zs: Callable[..., jax.Array]
     predict: Callable[..., Prediction]
+    zsa: Callable[..., jax.Array]
     q: Callable[..., jax.Array]
     preact: Callable[..., jax.Array]
     action: Callable[[HP, jax.Array, jax.Array], jax.Array]
+    best: Callable[[jax.Array], jax.Array]
     vector: Callable[[jax.Array], jax.Array]
 
     @property
@@ -90,8 +94,10 @@ def networks(config: Any, spec: EnvSpec) -> Networks:
         c, discrete, init,
         lambda params, obs: apply(params, obs, method="zs"),
         lambda params, zs, action: apply(params, zsa(params, zs, action), method="predict"),
+        zsa,
         lambda params, critics, zs, action: q_values(critics, zsa(params, zs, action)),
         preact, action,
+        lambda u: jax.nn.one_hot(jnp.argmax(u, -1), size) if discrete else jnp.tanh(u),
         lambda action: jax.nn.one_hot(action, size) if discrete else action,
     )  # fmt: skip
 
@@ -127,16 +133,20 @@ def synchronise(learner: Learner, scale: jax.Array) -> Learner:
 
 
 def encoder_step(
-    net: Networks, hp: HP, params: PyTree, target: PyTree, opt: PyTree, windows: dict[str, jax.Array], terminal_seen: jax.Array
+    net: Networks, hp: HP, params: PyTree, target: Nets, opt: PyTree, windows: dict[str, jax.Array], terminal_seen: jax.Array
 ) -> tuple[PyTree, PyTree, jax.Array]:
     """One step on windows `[B, H, ...]` -> parameters, optimiser state, loss. The gradient passes through the whole unroll.
 
-    Targets are the embeddings of true successors, by the target encoder. `terminal_seen` is 1 once an episode has
-    terminated, before which `done` is not learnt.
+    Targets are the embeddings of true successors, by the target encoder; with `dynamics_target="zsa"` those of successors and
+    the target policy's actions there. `terminal_seen` is 1 once an episode has terminated, before which `done` is not learnt.
     """
     c = net.config
+    target_encoder = target.encoder if c.target_encoder else params
     masks = jax.vmap(losses.window_mask)(windows["terminated"], windows["truncated"], windows["weight"])
-    zs_target = jax.lax.stop_gradient(net.zs(target if c.target_encoder else params, windows["next_obs"]))
+    z_target = net.zs(target_encoder, windows["next_obs"])
+    if c.dynamics_target == "zsa":
+        z_target = net.zsa(target_encoder, z_target, net.best(net.preact(target.policy, z_target)))
+    z_target = jax.lax.stop_gradient(z_target)
     action = jnp.swapaxes(net.vector(windows["action"]), 0, 1)
     bins = jnp.asarray(losses.bins(c.num_bins)) if c.reward_loss == "two_hot" else None
     coefs = (hp["dynamics_coef"], hp["reward_coef"], hp["done_coef"] * terminal_seen)
@@ -149,7 +159,9 @@ def encoder_step(
 
         _, predictions = jax.lax.scan(step, net.zs(params, windows["obs"][:, 0]), action)
         predictions = jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), predictions)
-        loss = of_one(predictions, zs_target, windows["reward"], windows["terminated"], masks, bins, *coefs)
+        loss = of_one(
+            predictions, jax.lax.stop_gradient(z_target), windows["reward"], windows["terminated"], masks, bins, *coefs
+        )
         return weighted_mean(loss, windows["weight"][:, 0])
 
     loss, grads = jax.value_and_grad(objective)(params)
@@ -176,22 +188,26 @@ def rl_step(net: Networks, hp: HP, learner: Learner, batch: Batch, key: jax.Arra
     value_target = lambda r, d, q: losses.value_target(r, d, q, learner.scale, learner.target_scale, c.minimum)
     y = jax.vmap(value_target, (0, 0, 1))(batch.return_, batch.discount, next_q)
 
-    # critics; the encoder stands still
-    zs, action = net.zs(nets.encoder, batch.obs), net.vector(batch.action)
-
-    def j_q(critic: PyTree) -> tuple[jax.Array, jax.Array]:
-        q = net.q(nets.encoder, critic, zs, action)
+    # critics; the encoder stands still, unless it has no other loss
+    def j_q(critic: PyTree, encoder: PyTree) -> tuple[jax.Array, jax.Array]:
+        q = net.q(encoder, critic, net.zs(encoder, batch.obs), net.vector(batch.action))
         loss = jax.vmap(lambda q, y: losses.value_loss(q, y, c.value_loss == "huber"), (1, 0))(q, y)
         return batch.mean(loss), q
 
-    (q_loss, q), grads = jax.value_and_grad(j_q, has_aux=True)(nets.critic)
-    updates, critic_opt = critic_optimiser(hp).update(grads, learner.critic_opt, nets.critic)
-    critic = optax.apply_updates(nets.critic, updates)
+    of = (0,) if c.model_based else (0, 1)
+    (q_loss, q), grads = jax.value_and_grad(j_q, of, has_aux=True)(nets.critic, nets.encoder)
+    updates, critic_opt = critic_optimiser(hp).update(grads[0], learner.critic_opt, nets.critic)
+    critic, encoder, encoder_opt = optax.apply_updates(nets.critic, updates), nets.encoder, learner.encoder_opt
+    if not c.model_based:
+        updates, encoder_opt = adamw(hp, "encoder_lr").update(grads[1], encoder_opt, encoder)
+        encoder = optax.apply_updates(encoder, updates)
 
     # policy, by the mean of both critics
+    zs = net.zs(encoder, batch.obs)
+
     def j_pi(policy: PyTree) -> jax.Array:
         u = net.preact(policy, zs)
-        new_q = net.q(nets.encoder, critic, zs, net.action(hp, u, gumbel))
+        new_q = net.q(encoder, critic, zs, net.action(hp, u, gumbel))
         return batch.mean(jax.vmap(losses.policy_loss, (1, 0, None))(new_q, u, hp["preact_coef"]))
 
     pi_loss, grads = jax.value_and_grad(j_pi)(nets.policy)
@@ -200,6 +216,8 @@ def rl_step(net: Networks, hp: HP, learner: Learner, batch: Batch, key: jax.Arra
 
     priorities = jax.vmap(losses.priority, (1, 0, None))(q, y, hp["priority_exponent"])
     priorities = jnp.where(batch.weight > 0, priorities, 1.0)
-    learner = learner.replace(nets=Nets(nets.encoder, critic, policy), critic_opt=critic_opt, policy_opt=policy_opt)
+    learner = learner.replace(
+        nets=Nets(encoder, critic, policy), encoder_opt=encoder_opt, critic_opt=critic_opt, policy_opt=policy_opt
+    )
     metrics = {"critic_loss": q_loss, "actor_loss": pi_loss, "q": batch.mean(q.mean(0)) * learner.scale}
     return learner, priorities, metrics

@@ -1,5 +1,6 @@
 """MR.Q as an agent: when targets, encoder and priorities move, how it acts, what a population shares, and resume."""
 
+import itertools
 import re
 
 import jax
@@ -106,28 +107,53 @@ def fixed(monkeypatch):
     monkeypatch.setattr(priorities, "draw", lambda p, table, key, n: jnp.arange(4, dtype=jnp.uint32))
 
 
-def test_priorities_after_an_update_are_numpys(fixed):
-    agent, hp, state = build(target_noise=0.0, gamma=0.9)
+DESIGN_STUDY = [
+    {}, {"minimum": False}, {"target_encoder": False}, {"linear_value": True}, {"linear_model": False}, {"model_based": False},
+    {"reward_scaling": False}, {"value_loss": "mse", "priority_exponent": 0.0}, {"n_step": 1},
+    {"dynamics_target": "zsa", "zsa_size": 8}, {"reward_loss": "mse"},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("switch", DESIGN_STUDY, ids=lambda switch: "-".join(switch))
+def test_critic_loss_and_priorities_after_an_update_are_numpys(fixed, switch):
+    fields = {"target_noise": 0.0, "gamma": 0.9, "zs_size": 8} | switch
+    agent, hp, state = build(**fields)
     r = rollout_of(reward=20.0 * rollout_of().reward)
-    new = jax.jit(agent.learn)(hp, state, r, KEY, jnp.uint32(0))[0]
-    net = updates.networks(mrq.Config(**FIELDS), SPEC)
+    new, metrics = jax.jit(agent.learn)(hp, state, r, KEY, jnp.uint32(0))
+    c = mrq.Config(**FIELDS | fields)
+    net = updates.networks(c, SPEC)
     old, learner = state.learner.nets, new.learner
+    encoder = learner.nets.encoder if c.model_based else old.encoder  # after the burst
+    target = old.encoder if c.target_encoder else encoder  # the one before it
     flat = lambda x: np.asarray(x).reshape(PER, *x.shape[2:])
     reward, weight, terminated = flat(r.reward), flat(r.weight), flat(r.terminated)
     ended = terminated | flat(r.truncated)
+    total = 0.0
     for slot in range(4):
-        last = slot if ended[slot] or weight[slot + N] == 0 else slot + N
+        last = slot if c.n_step == 1 or ended[slot] or weight[slot + N] == 0 else slot + N
         returns = reward[slot] + (0.9 * reward[last] if last != slot else 0.0)
-        zs = net.zs(old.encoder, flat(r.next_obs)[last])  # the target encoder is the one before the burst
-        next_q = net.q(old.encoder, old.critic, zs, jnp.tanh(net.preact(old.policy, zs)))
+        zs = net.zs(target, flat(r.next_obs)[last])
+        next_q = net.q(target, old.critic, zs, jnp.tanh(net.preact(old.policy, zs)))
         discount = 0.0 if terminated[last] else 0.9 ** (1 if last == slot else 2)
-        y = (returns + discount * np.min(next_q) * 1.0) / learner.scale
-        encoder = learner.nets.encoder  # after the burst
-        q = net.q(encoder, old.critic, net.zs(encoder, flat(r.obs)[slot]), flat(r.action)[slot])
-        want = max(1.0, np.abs(np.asarray(q) - y).max()) ** 0.4 if weight[slot] > 0 else 1.0
+        y = (returns + discount * (np.min if c.minimum else np.mean)(next_q) * 1.0) / learner.scale
+        error = np.abs(np.asarray(net.q(encoder, old.critic, net.zs(encoder, flat(r.obs)[slot]), flat(r.action)[slot])) - y)
+        huber = np.where(error < 1.0, error**2 / 2.0, error - 0.5)
+        total += weight[slot] * (huber if c.value_loss == "huber" else error**2).mean()
+        want = max(1.0, error.max()) ** c.priority_exponent if weight[slot] > 0 else 1.0
         np.testing.assert_allclose(new.priorities.values[slot], want, rtol=1e-4, err_msg=str(slot))
+    np.testing.assert_allclose(metrics["critic_loss"], total / weight[:4].sum(), rtol=1e-4)
     got = np.asarray(new.priorities.values)
-    assert (got[4:] == 0).all() and new.priorities.highest == got.max() > 1.0
+    assert (got[4:] == 0).all() and new.priorities.highest == got.max() > (1.0 if c.priority_exponent else 0.0)
+
+
+def test_without_a_model_the_critics_train_the_encoder(fixed):
+    _, states, _ = run(4, model_based=False)
+    for before, after in itertools.pairwise(state.learner for state in states):
+        assert after.encoder_opt[0].count == before.encoder_opt[0].count + 1 and after.encoder_loss == 0.0
+        old, new = before.nets.encoder["params"], after.nets.encoder["params"]
+        assert not same(old["zs_mlp"], new["zs_mlp"]) and not same(old["zsa_mlp"], new["zsa_mlp"])
+    gradient_free = states[-1].learner.encoder_opt[0].mu["params"]["model"]
+    assert not any(np.asarray(x).any() for x in jax.tree.leaves(gradient_free))
 
 
 @pytest.mark.parametrize("junk", [np.nan, 1e30])

@@ -69,7 +69,7 @@ def test_two_hot(kind, strict):
 def test_encoder_update(kind):
     g, net, hp, learner = build(kind)
     step = jax.jit(updates.encoder_step, static_argnums=0)
-    args = net, hp, learner.nets.encoder, learner.target.encoder, learner.encoder_opt, windows_of(g)
+    args = net, hp, learner.nets.encoder, learner.target, learner.encoder_opt, windows_of(g)
     params, _, loss = step(*args, jnp.float32(1.0))
     close(loss, g["out/encoder_loss"])
     all_close(params, encoder_of(g, "after_encoder/encoder"))

@@ -147,7 +147,7 @@ def encoder_step(windows, seen=1.0, **fields):
     net, hp = network(**fields)
     learner = updates.init_learner(net, hp, KEY)
     other = updates.init_learner(net, hp, jax.random.key(1)).nets
-    args = net, hp, learner.nets.encoder, other.encoder, learner.encoder_opt, windows
+    args = net, hp, learner.nets.encoder, other, learner.encoder_opt, windows
     return step(*args, jnp.float32(seen))
 
 
@@ -179,8 +179,11 @@ def test_the_loss_sums_over_steps():
     assert encoder_step(windows_of())[2] > 2 * encoder_step({n: x[:, :1] for n, x in windows_of().items()})[2]
 
 
+DYNAMICS = {"dynamics_target": "zsa", "zsa_size": 16}
+
+
 @pytest.mark.parametrize(
-    "fields", [{"reward_loss": "mse"}, {"linear_model": False}, {"target_encoder": False}, {"linear_value": True}, {}]
+    "fields", [{"reward_loss": "mse"}, {"linear_model": False}, {"target_encoder": False}, {"linear_value": True}, {}, DYNAMICS]
 )
 def test_switches_of_the_design_study_learn(fields):
     """The loss falls on a fixed batch."""
@@ -190,7 +193,7 @@ def test_switches_of_the_design_study_learn(fields):
     params, opt, windows = learner.nets.encoder, learner.encoder_opt, windows_of(done=2)
     history = []
     for _ in range(40):
-        params, opt, loss = step(net, hp, params, learner.target.encoder, opt, windows, jnp.float32(1.0))
+        params, opt, loss = step(net, hp, params, learner.target, opt, windows, jnp.float32(1.0))
         history.append(float(loss))
     assert history[-1] < 0.7 * history[0]
 
