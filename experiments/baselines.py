@@ -115,6 +115,22 @@ BASELINES = {
         "sac", "gymnasium/Hopper-v5", {"smoke": 5_000, "cpu": 100_000, "paper": 1_000_000},
         {"smoke": 2, "cpu": 4, "paper": 10}, {"preset": "small"},
     ),
+    # MR.Q beside what is usual for the task, at equal steps and an update each
+    "mrq-pendulum": Baseline(
+        "mrq", "gymnax/Pendulum-v1", {"smoke": 2_000, "cpu": 20_000, "paper": 100_000}, {"smoke": 2, "cpu": 8, "paper": 10},
+        {"preset": "small"}, aim=-180,
+    ),
+    **{
+        f"{agent.replace('_', '-')}-{name}": Baseline(
+            agent, env, {"smoke": 2_000, "cpu": steps, "paper": 1_000_000}, {"smoke": 2, "cpu": 4, "paper": 10},
+            {"preset": "small"},
+        )
+        for name, env, steps, agents in (
+            ("hopper", "brax/hopper", 40_000, ("mrq", "sac")),
+            ("breakout-short", "gymnax/Breakout-MinAtar", 40_000, ("mrq", "dqn")),
+        )
+        for agent in agents
+    },
     # the first observation is the only clue to what the last action must be, 20 steps later
     "ppo-rnn-memory": Baseline("ppo_rnn", "gymnax/MemoryChain-bsuite", **_MEMORY),
     "ppo-memory": Baseline("ppo", "gymnax/MemoryChain-bsuite", **_MEMORY),
