@@ -67,6 +67,10 @@ class Batch(struct.PyTreeNode):
         """Of `[B]` over the samples that count."""
         return normalize.weighted_mean(x, self.weight)
 
+    def priorities(self, q: jax.Array, target: jax.Array, exponent: jax.Array) -> jax.Array:
+        """Those of the windows `[B]` (`priorities.lap`) from `q` `[critics, B]`, `target` `[B]`; 1 of what does not count."""
+        return jnp.where(self.weight > 0, jax.vmap(priorities.lap, (1, 0, None))(q, target, exponent), 1.0)
+
 
 def batch(windows: dict[str, jax.Array], gamma: jax.Array, stats: normalize.Stats | None = None) -> Batch:
     """n-step targets from windows `[B, n, ...]` (`returns.n_step`); observations normalised by `stats`."""
@@ -77,6 +81,43 @@ def batch(windows: dict[str, jax.Array], gamma: jax.Array, stats: normalize.Stat
     next_obs = jax.vmap(lambda x, last: x[last])(windows["next_obs"], target.last)
     first = lambda name: windows[name][:, 0]
     return Batch(first("obs"), first("action"), target.return_, target.discount, next_obs, first("weight"))
+
+
+class Drawing(NamedTuple):
+    """How the windows of an update are drawn: uniformly, where priorities are `()`, or in proportion to them.
+
+    init ()                         -> priorities: nothing may be drawn
+    admit(priorities, i)            -> priorities in which what iteration `i` inserted may be drawn (`Ring.admit`)
+    draw (data, priorities, key, i) -> slots `[B]`, or `()`; their windows, leaves `[B, n_step, ...]`
+    """
+
+    init: Callable[[], PyTree]
+    admit: Callable[[PyTree, jax.Array], PyTree]
+    draw: Callable[[PyTree, PyTree, jax.Array, jax.Array], tuple[PyTree, dict[str, jax.Array]]]
+
+
+def drawing(config: Any, buffer: Ring) -> Drawing:
+    """From `prioritized, batch_size, replay_capacity, n_step` of an agent's config.
+
+    Raises RlxError for a replay too small to hold the windows of a rollout, if they have priorities.
+    """
+    c = config
+    if not c.prioritized:
+        sample = lambda data, p, key, i: ((), buffer.sample(data, key, c.batch_size, i, c.n_step))
+        return Drawing(lambda: (), lambda p, i: (), sample)
+
+    def init() -> Priorities:
+        return priorities.init(c.replay_capacity)
+
+    def admit(p: Priorities, i: jax.Array) -> Priorities:
+        return buffer.admit(p, i, c.n_step)
+
+    def draw(data: PyTree, p: Priorities, key: jax.Array, i: jax.Array) -> tuple[jax.Array, dict[str, jax.Array]]:
+        slots = priorities.draw(p, priorities.table(p), key, c.batch_size)
+        return slots, buffer.take(data, slots, c.n_step)
+
+    jax.eval_shape(lambda: admit(init(), jnp.uint32(0)))  # too small: before anything compiles
+    return Drawing(init, admit, draw)
 
 
 def updates(
@@ -107,17 +148,25 @@ def updates(
 
 def prioritised_updates(
     plan: Plan,
-    update: Callable[[PyTree, Priorities, jax.Array, jax.Array], tuple[PyTree, jax.Array, jax.Array, Metrics]],
+    update: Callable[[PyTree, Any, jax.Array, jax.Array], tuple[PyTree, PyTree, PyTree, Metrics]],
     learner: PyTree,
-    priority: Priorities,
+    priority: PyTree,
     key: jax.Array,
     i: jax.Array,
-) -> tuple[PyTree, Priorities, Metrics]:
-    """As `updates`, with priorities that each update changes for the next one.
+) -> tuple[PyTree, PyTree, Metrics]:
+    """As `updates`, with priorities that each update changes for the next one; with those of `Drawing`, `()`, just `updates`.
 
     update(learner, priorities, key, k) -> learner, slots, their new priorities, metrics. The conditional returns only these;
     the scatter is outside of it, in place, and drops everything before `plan.start`.
     """
+    if not isinstance(priority, Priorities):
+
+        def uniform(learner: PyTree, key: jax.Array, u: jax.Array) -> tuple[PyTree, Metrics]:
+            learner, _, _, metrics = update(learner, (), key, u)
+            return learner, metrics
+
+        learner, metrics = updates(plan, uniform, learner, key, i)
+        return learner, (), metrics
     learns = i >= plan.start
 
     def one(carry: tuple[PyTree, Priorities], u: jax.Array) -> tuple[tuple[PyTree, Priorities], Metrics]:

@@ -67,6 +67,15 @@ def update(p: Priorities, slots: jax.Array, values: jax.Array) -> Priorities:
     return Priorities(p.values.at[slots].set(0.0, mode="drop").at[slots].max(values, mode="drop"), highest)
 
 
+def lap(q: jax.Array, target: jax.Array, exponent: jax.Array) -> jax.Array:
+    """`max(1, max_j |Q_j - y|)^exponent` of one sample, `q` `[critics]`: the floor first, then the power.
+
+    LAP (Fujimoto et al. 2020, arXiv 2007.06049), which goes with a Huber loss (delta 1) and no importance weights.
+    """
+    chex.assert_rank([q, target], [1, 0])
+    return jnp.maximum(jnp.abs(q - target).max(), 1.0) ** exponent
+
+
 # --- drawing -----------------------------------------------------------------------------------------------------------
 
 

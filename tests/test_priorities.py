@@ -98,6 +98,18 @@ def test_updates_beyond_the_capacity_are_dropped_and_the_larger_of_two_stays():
     assert priorities.update(p, jnp.asarray([3], jnp.uint32), jnp.asarray([0.25])).values[3] == 0.25
 
 
+def test_priorities_are_floored_then_exponentiated(strict):
+    """As NumPy has them: the larger error of both critics, at least 1, to the power of 0.4."""
+    rng = np.random.default_rng(0)
+    q, y = rng.normal(0, 2, (64, 2)).astype(np.float32), rng.normal(0, 2, 64).astype(np.float32)
+    got = jax.vmap(priorities.lap, (0, 0, None))(jnp.asarray(q), jnp.asarray(y), jnp.float32(0.4))
+    want = np.maximum(np.abs(q - y[:, None]).max(1), 1.0) ** 0.4
+    assert (want == 1.0).any() and (want > 1.7).any()
+    np.testing.assert_allclose(got, want, rtol=1e-5)
+    uniform = jax.vmap(priorities.lap, (0, 0, None))(jnp.asarray(q), jnp.asarray(y), jnp.float32(0.0))
+    np.testing.assert_array_equal(uniform, 1.0)  # no LAP
+
+
 def test_after_100_000_updates():
     """Nothing has drifted: the sums are those of the values, as NumPy has them."""
     n, batch = 5_000, 32

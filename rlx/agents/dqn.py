@@ -10,10 +10,14 @@
 Without `double` Q' chooses too. With `dueling` Q = V + A - mean_a A (Wang et al. 2016, arXiv 1511.06581, eq. 9): convolutions
 and all dense layers but the last are shared, the last is one of each stream.
 
+With `prioritized` (s, a, r, s') is drawn in proportion to max(1, |Q(s, a) - y|)^priority_exponent, as of its last update, and
+the loss is the Huber loss: LAP (Fujimoto et al. 2020, arXiv 2007.06049, section 4). New ones have the highest priority so far.
+
 Deviations, with reasons:
-- the error is squared, not clipped to [-1, 1] (the Huber loss). Rewards are not clipped here either, and where errors are
-  larger than 1 the clip fits a median: on CartPole, whose terminal steps are few, Q grew past 10,000 where 100 is the most
-  there is. Obando-Ceron & Castro 2021 (arXiv 2011.14826) find Adam with the squared error better on Atari, too;
+- the error is squared, not clipped to [-1, 1] (the Huber loss), unless `prioritized`, when large ones are drawn more often.
+  Rewards are not clipped here either, and where errors are larger than 1 the clip fits a median: on CartPole, whose terminal
+  steps are few, Q grew past 10,000 where 100 is the most there is. Obando-Ceron & Castro 2021 (arXiv 2011.14826) find Adam
+  with the squared error better on Atari, too;
 - Adam, with the step size and eps that Rainbow (Hessel et al. 2018, arXiv 1710.02298, table 1) found for it, for RMSProp;
 - the gradient is clipped by its global norm, as Wang et al. do it; they also scale what enters the shared layers by 1/sqrt 2,
   which Adam all but undoes;
@@ -36,6 +40,7 @@ Defaults against their source, the paper's extended data table 1:
 | hidden_sizes, activation | (512,), relu | same, after the convolutions of `networks.NATURE` |
 | double | True | not in the paper |
 | n_step, dueling | 1, False | same |
+| prioritized, priority_exponent | False, 0.6 | not in the paper; Fujimoto et al. on Atari: True, 0.6 |
 | normalize_obs | False | not in the paper |
 """
 
@@ -43,6 +48,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, Literal
 
 import chex
@@ -73,6 +79,7 @@ class Config(base.Config):
     target_period: int = 10_000  # updates between two steps of the target network
     double: bool = True  # the online network chooses the action whose target value is bootstrapped from
     dueling: bool = False  # separate streams for the value and the actions' advantages
+    prioritized: bool = False  # draw windows by their errors (LAP), with the Huber loss
     hidden_sizes: tuple[int, ...] = (512,)  # widths of the dense layers
     activation: Literal["relu", "tanh", "elu", "silu", "gelu"] = "relu"  # of every hidden layer
     normalize_obs: bool = False  # by running mean and variance (vectors only)
@@ -83,6 +90,7 @@ class Config(base.Config):
     epsilon_start: Traced[float] = 1.0  # share of random actions at the first env step
     epsilon_end: Traced[float] = 0.1  # share of random actions from epsilon_steps on
     epsilon_steps: Traced[float] = 1_000_000.0  # env steps from one to the other
+    priority_exponent: Traced[float] = 0.6  # of the errors that windows are drawn by, if prioritized; 0: uniformly
 
     presets: ClassVar[dict[str, dict[str, Any]]] = {
         "default": {},
@@ -101,6 +109,7 @@ class Config(base.Config):
             "epsilon_steps": 10_000.0,
         },
     }
+    bounds: ClassVar[dict[str, tuple[float, float]]] = {"priority_exponent": (0, float("inf"))}
 
 
 class Learner(struct.PyTreeNode):
@@ -115,6 +124,7 @@ class State(struct.PyTreeNode):
     learner: Learner
     replay: PyTree
     obs_stats: normalize.Stats | None = None
+    priorities: PyTree = ()  # of the replay's windows, if prioritized
 
 
 class QNetwork(nn.Module):
@@ -146,10 +156,11 @@ def next_value(chooser: jax.Array, q: jax.Array) -> jax.Array:
     return q[exploration.greedy(chooser)]
 
 
-def loss(q: jax.Array, action: jax.Array, target: jax.Array) -> jax.Array:
-    """`(Q(s, a) - y)^2 / 2` of one sample: `q` `[A]`, the others scalars."""
+def loss(q: jax.Array, action: jax.Array, target: jax.Array, huber: bool = False) -> jax.Array:
+    """`(Q(s, a) - y)^2 / 2` of one sample, or the Huber loss (delta 1): `q` `[A]`, the others scalars."""
     chex.assert_rank([q, action, target], [1, 0, 0])
-    return 0.5 * (q[action] - target) ** 2
+    error = q[action] - target
+    return optax.huber_loss(error) if huber else 0.5 * error**2
 
 
 # --- the agent -----------------------------------------------------------------------------------------------------------
@@ -161,6 +172,8 @@ def make(config: Config, spec: EnvSpec) -> Agent:
     if spec.num_actions is None:
         raise RlxError(f"dqn needs discrete actions; {spec.name} has {spec.action_dim} continuous ones: use sac")
     plan, buffer = off_policy.plan(c, spec, "dqn")
+    drawing = off_policy.drawing(c, buffer)
+    loss_of = partial(loss, huber=c.prioritized)
     network = QNetwork(c, spec.obs_shape, spec.num_actions)
     q_values: Callable[..., Any] = network.apply
 
@@ -170,7 +183,7 @@ def make(config: Config, spec: EnvSpec) -> Agent:
     def init(hp: HP, key: jax.Array) -> State:
         params = network.init(key, jnp.zeros(spec.obs_shape, spec.obs_dtype))
         learner = Learner(params, jax.tree.map(jnp.copy, params), optimiser(hp).init(params))
-        return State(learner, buffer.init(), normalize.init_obs(spec, c.normalize_obs))
+        return State(learner, buffer.init(), normalize.init_obs(spec, c.normalize_obs), drawing.init())
 
     def q_of(state: State, obs: jax.Array) -> jax.Array:
         return q_values(state.learner.params, normalize.observe(state.obs_stats, obs))
@@ -188,21 +201,25 @@ def make(config: Config, spec: EnvSpec) -> Agent:
     def value(hp: HP, state: State, obs: jax.Array) -> jax.Array:
         return q_of(state, obs).max()
 
-    def update(hp: HP, learner: Learner, batch: Batch, sync: jax.Array) -> tuple[Learner, dict]:
-        """One gradient update; `sync`: move the target network."""
+    def update(hp: HP, learner: Learner, batch: Batch, sync: jax.Array) -> tuple[Learner, PyTree, dict]:
+        """One gradient update -> learner, priorities by the network before, metrics; `sync`: move the target network."""
         next_q = q_values(learner.target, batch.next_obs)
         chooser = q_values(learner.params, batch.next_obs) if c.double else next_q
         target = batch.return_ + batch.discount * jax.vmap(next_value)(chooser, next_q)
 
-        def objective(params: PyTree) -> tuple[jax.Array, jax.Array]:
+        def objective(params: PyTree) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
             q = q_values(params, batch.obs)
-            return batch.mean(jax.vmap(loss)(q, batch.action, target)), batch.mean(q.max(-1))
+            return batch.mean(jax.vmap(loss_of)(q, batch.action, target)), (batch.mean(q.max(-1)), q)
 
-        (td_loss, q), grads = jax.value_and_grad(objective, has_aux=True)(learner.params)
+        (td_loss, (q_max, q)), grads = jax.value_and_grad(objective, has_aux=True)(learner.params)
         updates, opt_state = optimiser(hp).update(grads, learner.opt_state)
         params = optax.apply_updates(learner.params, updates)
         target_params = off_policy.move(learner.target, params, hp["tau"], sync)
-        return Learner(params, target_params, opt_state), {"loss": td_loss, "q": q}
+        priority: PyTree = ()
+        if c.prioritized:
+            chosen = jax.vmap(lambda q, action: q[action])(q, batch.action)
+            priority = batch.priorities(chosen[None], target, hp["priority_exponent"])
+        return Learner(params, target_params, opt_state), priority, {"loss": td_loss, "q": q_max}
 
     def learn(hp: HP, state: State, rollout: Transition, key: jax.Array, i: jax.Array) -> tuple[State, dict]:
         data = buffer.insert(state.replay, rollout, i)
@@ -210,12 +227,14 @@ def make(config: Config, spec: EnvSpec) -> Agent:
         if stats is not None:
             stats = normalize.update(stats, rollout.obs.reshape(-1, *spec.obs_shape), rollout.weight.ravel())
 
-        def one(learner: Learner, key: jax.Array, u: jax.Array) -> tuple[Learner, dict]:
-            windows = buffer.sample(data, key, c.batch_size, i, c.n_step)
+        def one(learner: Learner, priority: PyTree, key: jax.Array, u: jax.Array) -> tuple[Learner, PyTree, PyTree, dict]:
+            slots, windows = drawing.draw(data, priority, key, i)
             sync = off_policy.completes(plan, c.target_period, i, u)
-            return update(hp, learner, off_policy.batch(windows, hp["gamma"], stats), sync)
+            learner, priority, metrics = update(hp, learner, off_policy.batch(windows, hp["gamma"], stats), sync)
+            return learner, slots, priority, metrics
 
-        learner, metrics = off_policy.updates(plan, one, state.learner, key, i)
-        return State(learner, data, stats), metrics | {"epsilon": epsilon(hp, i)}
+        priority = drawing.admit(state.priorities, i)
+        learner, priority, metrics = off_policy.prioritised_updates(plan, one, state.learner, priority, key, i)
+        return State(learner, data, stats, priority), metrics | {"epsilon": epsilon(hp, i)}
 
     return Agent(init, lambda hp, state, key: (), act, greedy, learn, c.num_envs, c.rollout_length, value)

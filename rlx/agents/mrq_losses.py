@@ -1,4 +1,4 @@
-"""The mathematics of MR.Q (`mrq.py`), of one sample: targets, losses, priorities, noise and augmentation."""
+"""The mathematics of MR.Q (`mrq.py`), of one sample: targets, losses, noise and augmentation."""
 
 from __future__ import annotations
 
@@ -84,12 +84,6 @@ def policy_loss(q: jax.Array, preact: jax.Array, preact_coef: jax.Array) -> jax.
     """`-mean_j Q_j + preact_coef mean u^2`: q `[2]`, the policy's output u `[d]` before tanh or softmax."""
     chex.assert_rank([q, preact], [1, 1])
     return -q.mean() + preact_coef * (preact**2).mean()
-
-
-def priority(q: jax.Array, target: jax.Array, exponent: jax.Array) -> jax.Array:
-    """`max(1, max_j |Q_j - y|)^exponent` (LAP, Fujimoto et al. 2020): the floor first, then the power."""
-    chex.assert_rank([q, target], [1, 0])
-    return jnp.maximum(jnp.abs(q - target).max(), 1.0) ** exponent
 
 
 def gumbel_softmax(preact: jax.Array, key: jax.Array, temperature: jax.Array | float) -> jax.Array:

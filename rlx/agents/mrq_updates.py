@@ -214,8 +214,7 @@ def rl_step(net: Networks, hp: HP, learner: Learner, batch: Batch, key: jax.Arra
     updates, policy_opt = adamw(hp, "actor_lr").update(grads, learner.policy_opt, nets.policy)
     policy = optax.apply_updates(nets.policy, updates)
 
-    priorities = jax.vmap(losses.priority, (1, 0, None))(q, y, hp["priority_exponent"])
-    priorities = jnp.where(batch.weight > 0, priorities, 1.0)
+    priorities = batch.priorities(q, y, hp["priority_exponent"])
     learner = learner.replace(
         nets=Nets(encoder, critic, policy), encoder_opt=encoder_opt, critic_opt=critic_opt, policy_opt=policy_opt
     )

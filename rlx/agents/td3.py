@@ -9,6 +9,10 @@
             phi <- phi + lr grad Q_1(s, pi_phi(s))
             theta'_i, phi' <- tau (theta_i, phi) + (1 - tau) (theta'_i, phi')
 
+With `prioritized` (s, a, r, s') is drawn in proportion to max(1, max_i |Q_i(s, a) - y|)^priority_exponent, as of its last
+update, and critics have the Huber loss: LAP (Fujimoto et al. 2020, arXiv 2007.06049, section 4). New ones have the highest
+priority so far.
+
 Deviations from the paper, with reasons:
 - both noisy actions are clipped to [-1, 1] (as the authors' own code does it): the critics know no others;
 - the actor ends in a tanh, whose image is that box;
@@ -29,6 +33,7 @@ changed later to 256 x 256 units, step size 3e-4 and batches of 256, for compari
 | learning_starts | 1000 | same; 10,000 for HalfCheetah and Ant |
 | num_envs x rollout_length | 1 x 1 | same |
 | normalize_obs | False | not in the paper |
+| prioritized, priority_exponent | False, 0.4 | not in the paper; Fujimoto et al. 2020: True, 0.4 |
 
 Metric `actor_loss` is that of the latest policy update, 0 before the first one.
 """
@@ -37,6 +42,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, Literal
 
 import chex
@@ -68,6 +74,7 @@ class Config(base.Config):
     hidden_sizes: tuple[int, ...] = (400, 300)  # widths of actor and critics
     activation: Literal["relu", "tanh", "elu", "silu", "gelu"] = "relu"  # of every hidden layer
     normalize_obs: bool = False  # by running mean and variance (vectors only)
+    prioritized: bool = False  # draw windows by their errors (LAP), with the Huber loss
     actor_lr: Traced[float] = 1e-3  # Adam's step size, actor
     critic_lr: Traced[float] = 1e-3  # Adam's step size, critics
     exploration_noise: Traced[float] = 0.1  # standard deviation of the noise added to actions in [-1, 1]
@@ -75,13 +82,16 @@ class Config(base.Config):
     target_noise_clip: Traced[float] = 0.5  # the most that this noise may be
     gamma: Traced[float] = 0.99  # discount
     tau: Traced[float] = 0.005  # step of the target networks
+    priority_exponent: Traced[float] = 0.4  # of the errors that windows are drawn by, if prioritized; 0: uniformly
 
     presets: ClassVar[dict[str, dict[str, Any]]] = {
         "default": {},
         # for CPUs: widths 64, a small replay
         "small": {"hidden_sizes": (64, 64), "batch_size": 128, "replay_capacity": 100_000},
     }
-    bounds: ClassVar[dict[str, tuple[float, float]]] = dict.fromkeys(("target_noise", "target_noise_clip"), (0, float("inf")))
+    bounds: ClassVar[dict[str, tuple[float, float]]] = dict.fromkeys(
+        ("target_noise", "target_noise_clip", "priority_exponent"), (0, float("inf"))
+    )
 
 
 class Policy(struct.PyTreeNode):
@@ -106,6 +116,7 @@ class State(struct.PyTreeNode):
     learner: Learner
     replay: PyTree
     obs_stats: normalize.Stats | None = None
+    priorities: PyTree = ()  # of the replay's windows, if prioritized
 
 
 class Actor(nn.Module):
@@ -132,10 +143,11 @@ def noisy(action: jax.Array, noise: jax.Array, clip: jax.Array | float = jnp.inf
     return jnp.clip(action + jnp.clip(noise, -clip, clip), -1.0, 1.0)
 
 
-def critic_loss(q: jax.Array, target: jax.Array) -> jax.Array:
-    """`sum_i (Q_i - y)^2` over both critics, `q` `[2]`."""
+def critic_loss(q: jax.Array, target: jax.Array, huber: bool = False) -> jax.Array:
+    """`sum_i (Q_i - y)^2` over both critics, or of the Huber loss (delta 1), half of it at small errors: `q` `[2]`."""
     chex.assert_rank([q, target], [1, 0])
-    return ((q - target) ** 2).sum()
+    error = q - target
+    return (optax.huber_loss(error) if huber else error**2).sum()
 
 
 # --- the agent ---------------------------------------------------------------------------------------------------------
@@ -147,6 +159,8 @@ def make(config: Config, spec: EnvSpec) -> Agent:
     if spec.num_actions is not None:
         raise RlxError(f"td3 needs continuous actions; {spec.name} has {spec.num_actions} discrete ones: use sac_discrete")
     plan, buffer = off_policy.plan(c, spec, "td3")
+    drawing = off_policy.drawing(c, buffer)
+    loss_of = partial(critic_loss, huber=c.prioritized)
     actor, critics = Actor(c, spec), ensemble(Critic, 2)(c.hidden_sizes, c.activation, spec.obs_shape)
     policy: Callable[..., Any] = actor.apply
     q_values: Callable[..., Any] = critics.apply
@@ -161,7 +175,7 @@ def make(config: Config, spec: EnvSpec) -> Agent:
         actor_opt = adam(hp["actor_lr"]).init(actor_params)
         pi = Policy(actor_params, target_actor, target_critic, actor_opt, jnp.zeros((), jnp.float32))
         learner = Learner(critic_params, adam(hp["critic_lr"]).init(critic_params), pi)
-        return State(learner, buffer.init(), normalize.init_obs(spec, c.normalize_obs))
+        return State(learner, buffer.init(), normalize.init_obs(spec, c.normalize_obs), drawing.init())
 
     def action_of(state: State, obs: jax.Array) -> jax.Array:
         return policy(state.learner.policy.actor, normalize.observe(state.obs_stats, obs))
@@ -178,8 +192,8 @@ def make(config: Config, spec: EnvSpec) -> Agent:
         """Of the greedy action, by the critic that says less."""
         return q_values(state.learner.critic, normalize.observe(state.obs_stats, obs), action_of(state, obs)).min()
 
-    def update(hp: HP, learner: Learner, batch: Batch, delayed: jax.Array, key: jax.Array) -> tuple[Learner, dict]:
-        """One gradient update of the critics; `delayed`: of the actor and the targets, too."""
+    def update(hp: HP, learner: Learner, batch: Batch, delayed: jax.Array, key: jax.Array) -> tuple[Learner, PyTree, dict]:
+        """One update of the critics -> learner, priorities by those before, metrics; `delayed`: of actor and targets, too."""
         # targets: the (n-step) return, bootstrapped from the true successor with a smoothed action
         noise = hp["target_noise"] * jax.random.normal(key, batch.action.shape)
         next_action = policy(learner.policy.target_actor, batch.next_obs)
@@ -188,13 +202,14 @@ def make(config: Config, spec: EnvSpec) -> Agent:
         target = batch.return_ + batch.discount * next_q
 
         # critics
-        def j_q(params: PyTree) -> tuple[jax.Array, jax.Array]:
+        def j_q(params: PyTree) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
             q = q_values(params, batch.obs, batch.action)
-            return batch.mean(jax.vmap(critic_loss, (1, 0))(q, target)), batch.mean(q.mean(0))
+            return batch.mean(jax.vmap(loss_of, (1, 0))(q, target)), (batch.mean(q.mean(0)), q)
 
-        (q_loss, q_mean), grads = jax.value_and_grad(j_q, has_aux=True)(learner.critic)
+        (q_loss, (q_mean, q)), grads = jax.value_and_grad(j_q, has_aux=True)(learner.critic)
         updates, critic_opt = adam(hp["critic_lr"]).update(grads, learner.critic_opt)
         critic_params = optax.apply_updates(learner.critic, updates)
+        priority = batch.priorities(q, target, hp["priority_exponent"]) if c.prioritized else ()
 
         # actor, by the first critic alone, and targets
         def improve(pi: Policy) -> Policy:
@@ -208,7 +223,8 @@ def make(config: Config, spec: EnvSpec) -> Agent:
             return Policy(actor_params, target_actor, target_critic, actor_opt, loss)
 
         pi = jax.lax.cond(delayed, improve, lambda pi: pi, learner.policy)
-        return Learner(critic_params, critic_opt, pi), {"critic_loss": q_loss, "actor_loss": pi.loss, "q": q_mean}
+        metrics = {"critic_loss": q_loss, "actor_loss": pi.loss, "q": q_mean}
+        return Learner(critic_params, critic_opt, pi), priority, metrics
 
     def learn(hp: HP, state: State, rollout: Transition, key: jax.Array, i: jax.Array) -> tuple[State, dict]:
         data = buffer.insert(state.replay, rollout, i)
@@ -216,13 +232,15 @@ def make(config: Config, spec: EnvSpec) -> Agent:
         if stats is not None:
             stats = normalize.update(stats, rollout.obs.reshape(-1, *spec.obs_shape), rollout.weight.ravel())
 
-        def one(learner: Learner, key: jax.Array, u: jax.Array) -> tuple[Learner, dict]:
-            windows = buffer.sample(data, jax.random.fold_in(key, 0), c.batch_size, i, c.n_step)
+        def one(learner: Learner, priority: PyTree, key: jax.Array, u: jax.Array) -> tuple[Learner, PyTree, PyTree, dict]:
+            slots, windows = drawing.draw(data, priority, jax.random.fold_in(key, 0), i)
             batch = off_policy.batch(windows, hp["gamma"], stats)
             delayed = off_policy.completes(plan, c.policy_delay, i, u)
-            return update(hp, learner, batch, delayed, jax.random.fold_in(key, 1))
+            learner, priority, metrics = update(hp, learner, batch, delayed, jax.random.fold_in(key, 1))
+            return learner, slots, priority, metrics
 
-        learner, metrics = off_policy.updates(plan, one, state.learner, key, i)
-        return State(learner, data, stats), metrics
+        priority = drawing.admit(state.priorities, i)
+        learner, priority, metrics = off_policy.prioritised_updates(plan, one, state.learner, priority, key, i)
+        return State(learner, data, stats, priority), metrics
 
     return Agent(init, lambda hp, state, key: (), act, greedy, learn, c.num_envs, c.rollout_length, value)

@@ -78,18 +78,6 @@ def test_the_policy_loss_takes_the_mean_of_the_critics(strict):
     np.testing.assert_allclose(loss, -2.5 + 0.1 * 10.0)
 
 
-def test_priorities_are_floored_then_exponentiated(strict):
-    """As NumPy has them: the larger error of both critics, at least 1, to the power of 0.4."""
-    rng = np.random.default_rng(0)
-    q, y = rng.normal(0, 2, (64, 2)).astype(np.float32), rng.normal(0, 2, 64).astype(np.float32)
-    got = jax.vmap(losses.priority, (0, 0, None))(jnp.asarray(q), jnp.asarray(y), jnp.float32(0.4))
-    want = np.maximum(np.abs(q - y[:, None]).max(1), 1.0) ** 0.4
-    assert (want == 1.0).any() and (want > 1.7).any()
-    np.testing.assert_allclose(got, want, rtol=1e-5)
-    uniform = jax.vmap(losses.priority, (0, 0, None))(jnp.asarray(q), jnp.asarray(y), jnp.float32(0.0))
-    np.testing.assert_array_equal(uniform, 1.0)  # no LAP
-
-
 def test_noise_is_clipped_first_and_added_to_the_action(strict):
     action, noise = jnp.asarray([0.9, -0.2, 0.0]), jnp.asarray([0.5, 0.1, -0.7])
     np.testing.assert_allclose(losses.noisy(action, noise, jnp.float32(0.3), False), [1.0, -0.1, -0.3], rtol=1e-6)

@@ -1,0 +1,86 @@
+"""MR.Q on the probes: its critics find the values of its policy and its policy the best actions, or it is wrong.
+
+Tolerances: |V - V*| <= 5% of max(|V*|, 0.5) in each of 4 seeds, and continuous actions within 5% of the range. The critics are
+fitted to all of the replay, uniformly random actions included, so that every row of a solution is met. What a smoothed target
+loses is nothing here: no action but the last that matters is bootstrapped from.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import rlx
+from rlx.envs import probes
+
+SEEDS = 4
+GAMMA = 0.9
+CONFIG = {
+    "num_envs": 8, "rollout_length": 4, "updates_per_step": 0.25, "learning_starts": 1024, "batch_size": 64,
+    "replay_capacity": 10_000, "n_step": 1, "enc_horizon": 3, "target_period": 20, "gamma": GAMMA, "sample_greedy": False,
+    "gumbel_temperature": 1.0, **dict.fromkeys(("zs_size", "zsa_size", "za_size", "encoder_size"), 32),
+    **dict.fromkeys(("value_size", "policy_size"), 32),
+}  # fmt: skip
+# Learning rates of encoder, critics and policy, and for how many iterations (of 8 updates).
+ANNEALED = ((1e-3, 3e-3, 1e-3, 200), (1e-4, 3e-4, 3e-4, 200))
+SCALAR = tuple(name for name in probes.PROBES if name != "VectorReward")
+FAST = {"Truncation", "Truncation-continuous", "DelayedCredit"}  # a program each
+NAMES = [n for name in SCALAR for n in (name, f"{name}-continuous")]
+build = lambda name: probes.make(name)
+HAS_BEST = [n for n in NAMES if build(n).solution(GAMMA).action is not None]  # elsewhere all are equal
+fast = lambda names: [n if n in FAST else pytest.param(n, marks=pytest.mark.slow) for n in names]
+
+
+def anneal(trainer, carry):
+    """Train at one learning rate after the other: hyperparameters live in the carry, so nothing is compiled twice."""
+    for *rates, iterations in ANNEALED:
+        names = ("encoder_lr", "critic_lr", "actor_lr")
+        hp = {name: jnp.full(SEEDS, rate, jnp.float32) for name, rate in zip(names, rates, strict=True)}
+        carry = carry.replace(runs=carry.runs.replace(hp={**carry.runs.hp, **hp}))
+        carry, _ = trainer.run(carry, iterations * trainer.steps_per_iteration)
+    return carry
+
+
+def solve(name, **fields):
+    """The solution, values `[SEEDS, K]`, greedy actions `[SEEDS, K, ...]`."""
+    trainer = rlx.make("mrq", f"probe/{name}", **CONFIG | fields)
+    carry = anneal(trainer, trainer.init(SEEDS))
+    solution = trainer.env.solution(GAMMA)
+    obs = jnp.broadcast_to(solution.obs, (SEEDS, *solution.obs.shape))
+    values = np.asarray(trainer.value(carry, obs))
+    return solution, values, np.asarray(trainer.act(carry, obs, jax.random.key(0), greedy=True))
+
+
+solved = functools.cache(solve)
+
+
+def check_values(solution, values):
+    error = np.abs(values - solution.value) / np.maximum(np.abs(solution.value), 0.5)
+    assert error.max() <= 0.05, f"V = {values.mean(0)}, not {solution.value}: errors {error.max(0)}"
+
+
+@pytest.mark.parametrize("name", fast(NAMES))
+def test_values(name):
+    check_values(*solved(name)[:2])
+
+
+@pytest.mark.parametrize("name", fast(HAS_BEST))
+def test_actions(name):
+    solution, _, actions = solved(name)
+    if name.endswith("-continuous"):
+        env = build(name)
+        matters = ~np.isnan(solution.action).any(-1)
+        wrong = np.abs(actions - solution.action)[:, matters] / np.subtract(env.high, env.low)
+        assert wrong.max() <= 0.05, f"{actions.mean(0)}, not {solution.action}"
+    else:
+        matters = solution.action >= 0
+        np.testing.assert_array_equal(actions[:, matters], np.tile(solution.action[matters], (SEEDS, 1)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["Truncation", "DelayedCredit-continuous"])
+def test_values_with_longer_returns(name):
+    """n-step returns are not corrected for exploration; here later actions change nothing, and they are exact."""
+    check_values(*solve(name, n_step=3)[:2])
