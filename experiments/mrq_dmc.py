@@ -43,7 +43,7 @@ SUITE = Suite(
     absent="not in Playground",
     simulator="MJX (Playground)",
     published_simulator="MuJoCo C (dm_control)",
-    steps="the agent's, two control steps",
+    steps="the agent's, two control steps each",
     env_options={"action_repeat": 2},
 )
 SCALES = {

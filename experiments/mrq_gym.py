@@ -28,7 +28,7 @@ SUITE = Suite(
     absent="not in Gymnasium",
     simulator="MuJoCo C (Gymnasium)",
     published_simulator="MuJoCo C (Gymnasium)",
-    steps="one of the environment",
+    steps="the environment's",
 )
 SCALES = {
     "smoke": Scale(

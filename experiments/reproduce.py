@@ -37,7 +37,7 @@ class Suite:
     absent: str  # what the table says of those
     simulator: str
     published_simulator: str
-    steps: str  # what a step is
+    steps: str  # whose they are
     env_options: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -71,7 +71,7 @@ TINY: dict[str, Any] = {
     **dict.fromkeys(("zs_size", "zsa_size", "za_size", "encoder_size", "value_size", "policy_size", "batch_size"), 16),
     "learning_starts": 100, "target_period": 50, "replay_capacity": 1_000,
 }  # fmt: skip
-TINY_NOTE = "Networks of 16 units and 200 updates show that everything runs; these numbers say nothing about scores."
+TINY_NOTE = "Networks of 16 units show that everything runs; these numbers say nothing about scores."
 
 
 def label(env: str) -> str:
@@ -175,7 +175,7 @@ def markdown(suite: Suite, scale_name: str, scale: Scale, rows: pd.DataFrame) ->
     last = published.final(suite.name, next(iter(suite.envs)))
     caption = (
         f"{suite.title}, MR.Q, scale `{scale_name}`: up to {scale.seeds} seeds and {scale.steps:,} steps, where the published "
-        f"runs have {last.seeds} and {last.step:,}. {scale.note} A step is {suite.steps}. "
+        f"runs have {last.seeds} and {last.step:,}. {scale.note} Steps are {suite.steps}. "
         f"A score is the mean return of {scale.eval_episodes} episodes at the last evaluation; means, 95% bootstrap intervals "
         "of the mean and IQM (below four seeds the mean) are over the seeds that got there, and an interval over few seeds is "
         "too short. "
@@ -191,7 +191,7 @@ def markdown(suite: Suite, scale_name: str, scale: Scale, rows: pd.DataFrame) ->
 # --- the curve -----------------------------------------------------------------------------------------------------------
 
 
-def curve(suite: Suite, task: str, ours: pd.DataFrame, path: Path) -> None:
+def curve(suite: Suite, scale_name: str, task: str, ours: pd.DataFrame, path: Path) -> None:
     """Our seeds, a line each, over the published mean, its 95% interval and the range of its seeds, up to our last step."""
     from matplotlib.figure import Figure
 
@@ -200,7 +200,7 @@ def curve(suite: Suite, task: str, ours: pd.DataFrame, path: Path) -> None:
     plots.style(axes)
     plots.step_axis(axes)
     theirs, end = published.curve(suite.name, task), ours["step"].max()
-    theirs = theirs[theirs.index <= theirs.index[theirs.index >= end].min()]
+    theirs = theirs.iloc[: np.searchsorted(theirs.index, end) + 1]  # one more, to reach the edge
     blue, orange, seeds = plots.PALETTE[0], plots.PALETTE[1], ours["seed"].nunique()
     axes.fill_between(theirs.index, theirs["min"], theirs["max"], color=orange, alpha=0.12, linewidth=0, zorder=2)
     axes.fill_between(theirs.index, theirs["low"], theirs["high"], color=orange, alpha=0.3, linewidth=0, zorder=3)
@@ -212,9 +212,9 @@ def curve(suite: Suite, task: str, ours: pd.DataFrame, path: Path) -> None:
         marker = "o" if len(run) == 1 else ""  # a line through one point is invisible
         axes.plot(run["step"], run["return"], color=blue, linewidth=1.2, marker=marker, markersize=3, label=name, zorder=5)
     axes.set_xlim(0, 1.02 * end)
-    axes.set_xlabel(f"steps of one run; a step is {suite.steps}")
+    axes.set_xlabel(f"steps of one run ({suite.steps})")
     axes.set_ylabel("evaluation return (sum of an episode's rewards)")
-    axes.set_title(f"MR.Q on {task.partition('-')[2]}", loc="left", fontsize=11, fontweight="bold", pad=20)
+    axes.set_title(f"MR.Q on {task.partition('-')[2]}, scale {scale_name}", loc="left", fontsize=11, fontweight="bold", pad=20)
     plots.caption(axes, f"bands: 95% bootstrap interval and range of the {theirs['n_seeds'].iloc[0]} published seeds")
     axes.legend(frameon=True, framealpha=0.85, edgecolor="none", fontsize=8).set_zorder(6)
     plots.save(figure, path)
@@ -233,7 +233,7 @@ def write(suite: Suite, scale_name: str, scale: Scale, runs: Path, out: Path) ->
     (out / "table.md").write_text(text)
     for name, ours in frames.items():
         if len(ours):
-            curve(suite, suite.tasks[name], ours, out / f"curves_{name}.png")
+            curve(suite, scale_name, suite.tasks[name], ours, out / f"curves_{name}.png")
     return text
 
 

@@ -219,6 +219,19 @@ def test_more_steps_continue_a_finished_run(untrained, tmp_path):
     assert rows.loc["cartpole-swingup", ["steps", "mean"]].tolist() == [10_000, 70]  # not what came after
 
 
+def test_only_evaluations_are_read(tmp_path):
+    """A checkpoint between two of them leaves a row without a return."""
+    store(tmp_path, "CartpoleSwingup", (0,), evaluations([[60, 70]], [5_000, 10_000]))
+    table = reproduce.stored(tmp_path, "CartpoleSwingup", mrq_dmc.SCALES["cpu"])
+    assert table["step"].tolist() == [5_000, 10_000] and table["return"].tolist() == [60, 70]
+
+
+def test_the_curve_is_drawn_beyond_the_published_steps(tmp_path):
+    frame = evaluations([[1, 2]], [500_000, 600_000]).dropna()
+    reproduce.curve(mrq_dmc.SUITE, "paper", SWINGUP, frame, tmp_path / "x.png")
+    assert (tmp_path / "x.png").stat().st_size > 10_000
+
+
 def test_an_interruption_stops_and_leaves_the_table(monkeypatch, tmp_path, capsys):
     class Interrupted:
         interrupted = True
