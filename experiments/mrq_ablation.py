@@ -15,14 +15,18 @@ Resumable: each variant has a directory under --runs, and one that is finished t
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
 import rlx
-from rlx import report, results, stats
+from experiments import reproduce
+from rlx import report, stats
 from rlx.errors import unknown
 from rlx.report import plots
 
@@ -53,19 +57,17 @@ SCALES: dict[str, dict[str, Any]] = {
 def train(name: str, scale: str, runs: Path) -> pd.DataFrame:
     """The evaluations of a variant: read where it is finished, continued where it was begun."""
     keywords, out = SCALES[scale], runs / scale / name.replace(" ", "-")
-    if (out / "metrics.parquet").exists():
-        table = results.metrics(out)
-        if table["step"].max() >= keywords["steps"]:
-            return table
-    result = rlx.train("mrq", ENV, out=out, resume=True, eval_episodes=10, **{**keywords, **VARIANTS[name][0]})
-    if result.interrupted:
-        raise KeyboardInterrupt
-    return result.metrics
+    done = reproduce.evaluations(out)
+    if not len(done) or done["step"].max() < keywords["steps"]:
+        result = rlx.train("mrq", ENV, out=out, resume=True, eval_episodes=10, **{**keywords, **VARIANTS[name][0]})
+        if result.interrupted:
+            raise KeyboardInterrupt
+    return reproduce.evaluations(out)
 
 
 def areas(table: pd.DataFrame) -> np.ndarray:
-    """Mean return over a run's evaluations, `[runs]`."""
-    return table.dropna(subset="return").groupby("run")["return"].mean().to_numpy(np.float64)
+    """Mean return over a run's evaluations, `[runs]`; NaN for a run that failed."""
+    return table.groupby("run")["return"].agg(lambda x: x.mean(skipna=False)).to_numpy(np.float64)
 
 
 def row(name: str, table: pd.DataFrame, baseline: pd.DataFrame | None) -> dict[str, Any]:
@@ -80,8 +82,9 @@ def row(name: str, table: pd.DataFrame, baseline: pd.DataFrame | None) -> dict[s
 
 
 def difference(a: np.ndarray, b: np.ndarray, resamples: int = 10_000) -> tuple[float, float, float]:
-    """Of means, with its 95% percentile bootstrap interval; runs are independent."""
+    """Of the means of finite scores, with its 95% percentile bootstrap interval; runs are independent."""
     rng = np.random.default_rng(0)
+    a, b = (x[np.isfinite(x)] for x in (a, b))
     means = [rng.choice(x, (resamples, len(x))).mean(1) for x in (a, b)]
     low, high = np.percentile(means[0] - means[1], [2.5, 97.5])
     return float(a.mean() - b.mean()), float(low), float(high)

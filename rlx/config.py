@@ -45,7 +45,8 @@ _BOUNDS: dict[str, tuple[float, float]] = {
                      "num_epochs", "num_minibatches", "n_step", "hidden_sizes"), (1, math.inf)),
     **dict.fromkeys(("target_period", "policy_delay"), (1, 2**31)),  # counted in uint32
     **dict.fromkeys(("lr", "actor_lr", "critic_lr", "temperature_lr", "learning_starts", "max_grad_norm", "clip_eps",
-                     "value_coef", "epsilon_steps", "exploration_noise", "temperature"), (0, math.inf)),
+                     "value_coef", "epsilon_steps", "exploration_noise", "temperature", "target_noise", "target_noise_clip",
+                     "priority_exponent"), (0, math.inf)),
     **dict.fromkeys(("gamma", "tau", "gae_lambda", "epsilon_start", "epsilon_end"), (0, 1)),
 }  # fmt: skip
 

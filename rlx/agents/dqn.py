@@ -109,7 +109,6 @@ class Config(base.Config):
             "epsilon_steps": 10_000.0,
         },
     }
-    bounds: ClassVar[dict[str, tuple[float, float]]] = {"priority_exponent": (0, float("inf"))}
 
 
 class Learner(struct.PyTreeNode):

@@ -61,8 +61,7 @@ from rlx.normalize import weighted_mean
 from rlx.priorities import Priorities
 from rlx.types import HP, Agent, EnvSpec, PyTree, Transition, keys_for
 
-_NONNEGATIVE = ("encoder_lr", "weight_decay", "target_noise", "target_noise_clip", "dynamics_coef", "reward_coef", "done_coef",
-                "preact_coef", "priority_exponent")  # fmt: skip
+_NONNEGATIVE = ("encoder_lr", "weight_decay", "dynamics_coef", "reward_coef", "done_coef", "preact_coef")
 _SIZES = ("enc_horizon", "zs_size", "zsa_size", "za_size", "encoder_size", "value_size", "policy_size")
 
 

@@ -89,9 +89,6 @@ class Config(base.Config):
         # for CPUs: widths 64, a small replay
         "small": {"hidden_sizes": (64, 64), "batch_size": 128, "replay_capacity": 100_000},
     }
-    bounds: ClassVar[dict[str, tuple[float, float]]] = dict.fromkeys(
-        ("target_noise", "target_noise_clip", "priority_exponent"), (0, float("inf"))
-    )
 
 
 class Policy(struct.PyTreeNode):
