@@ -157,7 +157,8 @@ def encoder_step(
             prediction = net.predict(params, zs, action)
             return prediction.zs, prediction
 
-        _, predictions = jax.lax.scan(step, net.zs(params, windows["obs"][:, 0]), action)
+        # unrolled: a CPU runs the operations of a loop one after another (the whole step: 46 instead of 53 ms)
+        _, predictions = jax.lax.scan(step, net.zs(params, windows["obs"][:, 0]), action, unroll=True)
         predictions = jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), predictions)
         loss = of_one(
             predictions, jax.lax.stop_gradient(z_target), windows["reward"], windows["terminated"], masks, bins, *coefs
