@@ -38,7 +38,7 @@ class Baseline:
     steps: dict[str, int]
     seeds: dict[str, int]
     fields: dict[str, Any] = field(default_factory=dict)
-    aim: float | None = None  # IQM at the end; None: 10 x random and above standing still
+    aim: float | None = None  # IQM at the end; None: 10 x random and above standing still; NaN: none, it is a comparison
 
 
 _MEMORY: dict[str, Any] = {
@@ -123,13 +123,22 @@ BASELINES = {
     **{
         f"{agent.replace('_', '-')}-{name}": Baseline(
             agent, env, {"smoke": 2_000, "cpu": steps, "paper": 1_000_000}, {"smoke": 2, "cpu": 4, "paper": 10},
-            {"preset": "small"},
+            {"preset": "small"}, aim=np.nan,
         )
         for name, env, steps, agents in (
             ("hopper", "brax/hopper", 40_000, ("mrq", "sac")),
             ("breakout-short", "gymnax/Breakout-MinAtar", 40_000, ("mrq", "dqn")),
         )
         for agent in agents
+    },
+    # frames of 84 x 84 x 3 in stacks of 3, each action held for four steps; small batches, since each frame is 17 MFLOP
+    **{
+        f"{agent}-pendulum-pixels": Baseline(
+            agent, "gymnax/Pendulum-v1", {"smoke": 500, "cpu": 4_000, "paper": 100_000}, {"smoke": 2, "cpu": 4, "paper": 10},
+            {"preset": "small", "batch_size": 32, "learning_starts": 250, "replay_capacity": 5_000,
+             "env_options": {"pixels": True, "frame_stack": 3, "action_repeat": 4}}, aim=np.nan,
+        )
+        for agent in ("mrq", "sac")
     },
     # the first observation is the only clue to what the last action must be, 20 steps later
     "ppo-rnn-memory": Baseline("ppo_rnn", "gymnax/MemoryChain-bsuite", **_MEMORY),

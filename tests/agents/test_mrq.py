@@ -1,7 +1,6 @@
-"""MR.Q as an agent: when targets, encoder and priorities move, how it acts, what a population shares, and resume."""
+"""MR.Q as an agent: when targets, encoder and priorities move, and how it acts."""
 
 import itertools
-import re
 
 import jax
 import jax.numpy as jnp
@@ -9,11 +8,10 @@ import numpy as np
 import pytest
 
 import rlx
-from rlx import footprint, off_policy, priorities
+from rlx import off_policy, priorities
 from rlx.agents import mrq
 from rlx.agents import mrq_updates as updates
 from tests.agents.mrq_support import FIELDS, SPEC, D, N, T, build, rollout_of, same
-from tests.trainer_support import differing
 
 PER = T * N
 KEY = jax.random.key(0)
@@ -227,46 +225,7 @@ def test_the_value_is_in_units_of_the_reward():
     np.testing.assert_allclose(agent.value(hp, scaled, obs), 7.0 * agent.value(hp, state, obs), rtol=1e-6)
 
 
-# --- a population ----------------------------------------------------------------------------------------------------
-
-
-def trainer_of(**fields):
-    tiny = FIELDS | {"learning_starts": 20, "zs_size": 8, "encoder_size": 8} | fields
-    return rlx.make("mrq", "probe/Truncation-continuous", **tiny)
-
-
-@pytest.fixture(scope="module")
-def program():
-    trainer = trainer_of(replay_capacity=40_000)
-    carry = jax.eval_shape(lambda: trainer.init(4))
-    return carry, trainer._segment.lower(carry, trainer.no_totals(carry), jnp.uint32(1)).compile()
-
-
-def test_a_population_skips_the_burst(program):
-    """Of the conditionals one is inside another: the burst in learning. Neither became a select."""
-    names = [re.search(r'op_name="([^"]*)"', x)[1] for x in program[1].as_text().splitlines() if " conditional(" in x]
-    assert sum(name.count("/cond") == 2 for name in names) == 1, names
-    assert len(names) == 4, names
-
-
-def test_no_conditional_copies_the_replay(program):
-    carry, compiled = program
-    assert compiled.memory_analysis().temp_size_in_bytes < footprint.size(carry.runs.agent.replay) / 2
-    shape = re.escape("f32[4,40000")  # rows of the replay in every run
-    copies = [x for x in compiled.as_text().splitlines() if re.search(rf"= {shape}[^=]* copy\(", x)]
-    assert not copies, copies
-
-
-def test_resume_is_bit_for_bit(tmp_path):
-    """Saved within a period, after learning has started and the ring has wrapped."""
-    trainer = trainer_of(replay_capacity=60)
-    advance = lambda trainer, carry, n: trainer.advance(carry, trainer.no_totals(carry), n)[0]
-    carry = advance(trainer, trainer.init(2), 23)
-    trainer.save(carry, tmp_path / "a")
-    assert carry.runs.agent.learner.encoder_opt[0].count[0] > 0
-    restored = trainer_of(replay_capacity=60).restore(tmp_path / "a")
-    assert not differing(restored, carry)
-    assert not differing(advance(trainer, restored, 20), advance(trainer, carry, 20))
+# --- config and schedule ---------------------------------------------------------------------------------------------------
 
 
 def test_errors():
