@@ -28,9 +28,9 @@ ANNEALED = ((1e-3, 3e-3, 1e-3, 200), (1e-4, 3e-4, 3e-4, 200))
 SCALAR = tuple(name for name in probes.PROBES if name != "VectorReward")
 FAST = {"Truncation", "Truncation-continuous", "DelayedCredit"}  # a program each
 NAMES = [n for name in SCALAR for n in (name, f"{name}-continuous")]
-# Where the first action was the worst, nothing can be earned any more; the values there are 0.02 to 0.06 too high (tolerance
-# 0.025). Neither smaller steps, wider networks, larger batches, squared errors nor a replay that keeps everything mends it.
-OPEN = pytest.mark.xfail(reason="zero values of rarely met states are too high, which is not understood yet")
+# The critics see a state only through the encoder's normed vector, in which one of width 32 blurs a real-valued credit: values
+# are wrong by 0.02 to 0.06 (tolerance 0.025), and stay so when critics alone are trained on. Width 128 is enough.
+WIDE = {"DelayedCredit-continuous": {"zs_size": 128, "zsa_size": 128, "encoder_size": 128}}
 build = lambda name: probes.make(name)
 HAS_BEST = [n for n in NAMES if build(n).solution(GAMMA).action is not None]  # elsewhere all are equal
 fast = lambda names: [n if n in FAST else pytest.param(n, marks=pytest.mark.slow) for n in names]
@@ -48,7 +48,7 @@ def anneal(trainer, carry):
 
 def solve(name, **fields):
     """The solution, values `[SEEDS, K]`, greedy actions `[SEEDS, K, ...]`."""
-    trainer = rlx.make("mrq", f"probe/{name}", **CONFIG | fields)
+    trainer = rlx.make("mrq", f"probe/{name}", **CONFIG | WIDE.get(name, {}) | fields)
     carry = anneal(trainer, trainer.init(SEEDS))
     solution = trainer.env.solution(GAMMA)
     obs = jnp.broadcast_to(solution.obs, (SEEDS, *solution.obs.shape))
@@ -64,10 +64,7 @@ def check_values(solution, values):
     assert error.max() <= 0.05, f"V = {values.mean(0)}, not {solution.value}: errors {error.max(0)}"
 
 
-DELAYED = pytest.param("DelayedCredit-continuous", marks=[pytest.mark.slow, OPEN])
-
-
-@pytest.mark.parametrize("name", [*fast([n for n in NAMES if n != "DelayedCredit-continuous"]), DELAYED])
+@pytest.mark.parametrize("name", fast(NAMES))
 def test_values(name):
     check_values(*solved(name)[:2])
 
@@ -86,7 +83,7 @@ def test_actions(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["Truncation", DELAYED])
+@pytest.mark.parametrize("name", ["Truncation", "DelayedCredit-continuous"])
 def test_values_with_longer_returns(name):
     """n-step returns are not corrected for exploration; here later actions change nothing, and they are exact."""
     check_values(*solve(name, n_step=3)[:2])
