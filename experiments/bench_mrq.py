@@ -8,9 +8,10 @@
 | loop | env steps/s while learning, summed over seeds, on Pendulum: acting, stepping, replay and both updates |
 | profile | with `--profile`: the agent's own functions apart, by what they do, and every product |
 
-`% of matmul peak` is the seconds of the update's products (`mrq_flops.py`), each repeated by itself, over those of the update;
-in the loop, of one of each update for every env step. `% of the fastest` is stricter: as if all products ran at the rate of the
-fastest. Times are the best of several; those of products and updates are taken in turn, so that both see the same machine.
+`% of matmul peak` is the update's rate over that of the fastest product at its own shapes, as in `bench_loop.py`; in the loop,
+that of one of each update for every env step. `% of its products` is milder: the seconds of all its products (`mrq_flops.py`),
+each repeated by itself, over those of the update. Times are the best of several; those of products and updates are taken in
+turn, so that both see the same machine.
 
 A period of the loop is one burst of encoder updates and as many updates of values and policy: whole periods are timed, the
 learner warm, the program compiled. Peak memory is the most the process ever had, `imports` of which one has that does nothing;
@@ -92,8 +93,8 @@ def measure_updates(rounds: int, profile: bool) -> dict[str, Any]:
         flops, arithmetic = mrq_flops.flops(count), sum(n * each[p] for p, n in count.items())
         rows.append({
             "update": name, "GFLOP": flops / 1e9, "products ms": 1e3 * arithmetic, "update ms": 1e3 * best[name],
-            "% of matmul peak": 100 * arithmetic / best[name], "GFLOP/s": flops / best[name] / 1e9,
-            "fastest GFLOP/s": rate / 1e9, "% of the fastest": 100 * flops / best[name] / rate,
+            "GFLOP/s": flops / best[name] / 1e9, "peak GFLOP/s": rate / 1e9, "% of its products": 100 * arithmetic / best[name],
+            "% of matmul peak": 100 * flops / best[name] / rate,
         })  # fmt: skip
     out: dict[str, Any] = {"updates": rows}
     if profile:
@@ -167,7 +168,7 @@ def loops(seeds: list[int], quick: bool, both: dict[str, float]) -> tuple[pd.Dat
     for n, k in periods.items():
         row = fresh("loop", n, period, k)
         rest = (row["peak MiB"] - idle - row["replay MiB"]) / n
-        share = both["products ms"] / 1e3 * row["env steps/s"] * 100
+        share = 100 * both["GFLOP"] * row["env steps/s"] / both["peak GFLOP/s"]
         rows.append(row | {"% of matmul peak": share, "imports MiB": idle, "rest MiB a seed": rest})
         print(", ".join(f"{key} {tables.cell(value)}" for key, value in rows[-1].items()), flush=True)
     least, most = (f(rows, key=lambda row: row["seeds"]) for f in (min, max))

@@ -37,3 +37,21 @@ def test_baseline(name, env, steps, seeds, aim):
     final = np.asarray(result.returns)[:, -1]
     assert final.shape == (seeds,)
     assert stats.iqm(final) >= aim, final
+
+
+@pytest.mark.parametrize(
+    ("agent", "env", "steps", "fields", "aim"),
+    [
+        ("mrq", "gymnax/Pendulum-v1", 4_000, {}, -200.0),
+        ("mrq", "gymnax/CartPole-v1", 4_000, {}, 94.0),  # 4 x random (23.5): its evaluations still swing, from 100 to 500
+        ("td3", "gymnax/Pendulum-v1", 20_000, {"prioritized": True}, -180.0),
+        ("dqn", "gymnax/CartPole-v1", 100_000, {"prioritized": True}, 475.0),
+    ],
+)
+def test_small(agent, env, steps, fields, aim):
+    """Preset `small`, 4 seeds, the same score: MR.Q in a fifth of the steps, and prioritised replay."""
+    result = rlx.train(
+        agent, env, preset="small", steps=steps, seeds=4, eval_every=steps, eval_episodes=16, progress=False, **fields
+    )
+    final = np.asarray(result.returns)[:, -1]
+    assert stats.iqm(final) >= aim, final
