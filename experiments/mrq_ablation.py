@@ -102,7 +102,7 @@ def forest(rows: pd.DataFrame, path: Path) -> None:
     axes.errorbar(rows["difference"], np.arange(len(rows)), xerr=errors, fmt="o", color=plots.PALETTE[0], capsize=2)
     axes.axvline(0.0, color="0.4", linewidth=1)
     axes.set_yticks(np.arange(len(rows)), rows["variant"])
-    axes.set_xlabel("change of a run's mean evaluation return, 95% bootstrap interval")
+    axes.set_xlabel("change of the mean evaluation return [95%]")
     axes.set_title(f"MR.Q on {ENV}, {int(rows['seeds'].max())} seeds", loc="left", fontsize=11, fontweight="bold")
     plots.save(figure, path)
 
