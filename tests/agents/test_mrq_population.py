@@ -45,21 +45,24 @@ def test_no_conditional_copies_the_replay(program):
     assert not copies, copies
 
 
-def test_resume_is_bit_for_bit(tmp_path):
+@pytest.fixture(scope="module")
+def trainer():
+    return trainer_of(replay_capacity=60)
+
+
+def test_resume_is_bit_for_bit(trainer, tmp_path):
     """Saved within a period, after learning has started and the ring has wrapped."""
-    trainer = trainer_of(replay_capacity=60)
-    advance = lambda trainer, carry, n: trainer.advance(carry, trainer.no_totals(carry), n)[0]
-    carry = advance(trainer, trainer.init(2), 23)
+    advance = lambda carry, n: trainer.advance(carry, trainer.no_totals(carry), n)[0]
+    carry = advance(trainer.init(12), 23)
     trainer.save(carry, tmp_path / "a")
     assert carry.runs.agent.learner.encoder_opt[0].count[0] > 0
     restored = trainer_of(replay_capacity=60).restore(tmp_path / "a")
     assert not differing(restored, carry)
-    assert not differing(advance(trainer, restored, 20), advance(trainer, carry, 20))
+    assert not differing(advance(restored, 20), advance(carry, 20))
 
 
-def test_four_seeds_by_three_learning_rates_are_one_program():
+def test_four_seeds_by_three_learning_rates_are_one_program(trainer):
     """Of 12 runs, those with a rate of 0 keep the critics they began with; other rates compile nothing."""
-    trainer = trainer_of(replay_capacity=60)
     critics = lambda carry: jax.tree.leaves(carry.runs.agent.learner.nets.critic)
     grid = [[0.0, 1e-3, 3e-3], [1e-4, 0.0, 1e-2]]
     for rates in grid:

@@ -26,7 +26,7 @@ CONFIG = {
 # Learning rates of encoder, critics and policy, and for how many iterations (of 8 updates).
 ANNEALED = ((1e-3, 3e-3, 1e-3, 200), (1e-4, 3e-4, 3e-4, 200))
 SCALAR = tuple(name for name in probes.PROBES if name != "VectorReward")
-FAST = {"Truncation", "Truncation-continuous", "DelayedCredit"}  # a program each
+FAST = {"Truncation-continuous", "DelayedCredit"}  # a program each
 NAMES = [n for name in SCALAR for n in (name, f"{name}-continuous")]
 # The critics see a state only through the encoder's normed vector, in which one of width 32 blurs a real-valued credit: values
 # are wrong by 0.02 to 0.06 (tolerance 0.025), and stay so when critics alone are trained on. Width 128 is enough.
