@@ -83,17 +83,7 @@ def test_another_process_resumes_bit_for_bit(tmp_path):
     steps = trainer_of(replay_capacity=60).steps_per_iteration
 
     def train(out, iterations, *more):
-        command = [
-            sys.executable,
-            "-c",
-            "import rlx.cli; raise SystemExit(rlx.cli.main())",
-            "train",
-            "mrq",
-            ENV,
-            *words,
-            "--seeds=2",
-            f"--steps={iterations * steps}",
-        ]
+        command = [sys.executable, "-m", "rlx.cli", "train", "mrq", ENV, *words, "--seeds=2", f"--steps={iterations * steps}"]
         run = f"--out={tmp_path / out}", f"--eval_every={steps}", "--eval_episodes=2", f"--save_every={steps}"
         subprocess.run([*command, *run, *more], check=True, capture_output=True)
 
