@@ -15,7 +15,8 @@ turn, so that both see the same machine.
 
 A period of the loop is one burst of encoder updates and as many updates of values and policy: whole periods are timed, the
 learner warm, the program compiled. Peak memory is the most the process ever had, `imports` of which one has that does nothing;
-what remains beyond the replay (with its priorities), by seed, is compared with parameters, targets and moments.
+what remains beyond the replay (with its priorities), by seed, is compared with parameters, targets and moments, and with
+the temporaries that XLA says its program needs.
 
 `--quick` is a smoke test: short periods, two populations.
 """
@@ -46,6 +47,7 @@ from experiments import mrq_pieces as pieces
 from rlx import config as base
 from rlx import footprint
 from rlx.agents import mrq
+from rlx.loop import Carry
 from rlx.report import tables
 
 AIM = 80  # % of matmul peak
@@ -127,8 +129,14 @@ def measure_loop(seeds: int, period: int, periods: int) -> dict[str, Any]:
     return {
         "seeds": seeds, "env steps": seeds * period * periods, "env steps/s": seeds * period * periods / seconds,
         "peak MiB": peak(), "replay MiB": footprint.size((state.replay, state.priorities)) / 2**20,
-        "learner MiB": footprint.size(state.learner) / 2**20,
+        "learner MiB": footprint.size(state.learner) / 2**20, "temporaries MiB": temporaries(trainer, carry),
     }  # fmt: skip
+
+
+def temporaries(trainer: rlx.Trainer, carry: Carry) -> float:
+    """MiB that the compiled loop needs beside what it carries: activations and gradients of one update of every seed."""
+    program = trainer._segment.lower(carry, trainer.no_totals(carry), jnp.uint32(1)).compile()
+    return program.memory_analysis().temp_size_in_bytes / 2**20
 
 
 def peak() -> float:
@@ -172,12 +180,13 @@ def loops(seeds: list[int], quick: bool, both: dict[str, float]) -> tuple[pd.Dat
         rows.append(row | {"% of matmul peak": share, "imports MiB": idle, "rest MiB a seed": rest})
         print(", ".join(f"{key} {tables.cell(value)}" for key, value in rows[-1].items()), flush=True)
     least, most = (f(rows, key=lambda row: row["seeds"]) for f in (min, max))
-    each = least["learner MiB"] / least["seeds"], least["replay MiB"] / least["seeds"]
-    note = f"A seed has a replay of {each[1]:.0f} MiB and a learner of {each[0]:.0f} MiB."
+    each = [least[f"{part} MiB"] / least["seeds"] for part in ("replay", "learner", "temporaries")]
+    note = f"A seed has a replay of {each[0]:.0f} MiB and a learner of {each[1]:.0f} MiB; the program's activations and "
+    note += f"gradients add {each[2]:.0f} MiB."
     if most["seeds"] > least["seeds"]:
         slope = (most["peak MiB"] - least["peak MiB"]) / (most["seeds"] - least["seeds"])
         note += f" From {least['seeds']} to {most['seeds']} seeds the peak grows by {slope:.0f} MiB a seed, "
-        note += f"{slope - each[1]:.0f} beyond the replay."
+        note += f"{slope - each[0]:.0f} beyond the replay."
     return pd.DataFrame(rows), note
 
 

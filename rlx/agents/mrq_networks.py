@@ -27,8 +27,27 @@ def is_image(obs_shape: tuple[int, ...]) -> bool:
     return len(obs_shape) == 3 and min(obs_shape[:2]) >= IMAGE_SIDE
 
 
+@jax.custom_vjp
+def product(x: jax.Array, w: jax.Array) -> jax.Array:
+    """x `[..., d]` times w `[d, m]`, with the gradient of w as x'g.
+
+    JAX's rule makes (g'x)' of it, and under a vmap over runs XLA keeps that transposition: the optimiser then reads gradients
+    across their rows, a fifth of a step for one run on a CPU. The price: no forward-mode derivatives (jvp, jacfwd).
+    """
+    return x @ w
+
+
+def _product_bwd(inputs: tuple[jax.Array, jax.Array], g: jax.Array) -> tuple[jax.Array, jax.Array]:
+    x, w = inputs
+    flat = lambda a: a.reshape(-1, a.shape[-1])
+    return g @ w.T, jax.lax.dot_general(flat(x), flat(g), (((0,), (0,)), ((), ())))
+
+
+product.defvjp(lambda x, w: (x @ w, (x, w)), _product_bwd)
+
+
 def dense(size: int, name: str | None = None) -> nn.Dense:
-    return nn.Dense(size, kernel_init=XAVIER, name=name)
+    return nn.Dense(size, kernel_init=XAVIER, name=name, dot_general=lambda x, w, *_, **__: product(x, w))
 
 
 def layer_norm(x: jax.Array) -> jax.Array:
