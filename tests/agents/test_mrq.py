@@ -126,19 +126,18 @@ def test_critic_loss_and_priorities_after_an_update_are_numpys(fixed, switch):
     flat = lambda x: np.asarray(x).reshape(PER, *x.shape[2:])
     reward, weight, terminated = flat(r.reward), flat(r.weight), flat(r.terminated)
     ended = terminated | flat(r.truncated)
-    total = 0.0
-    for slot in range(4):
-        last = slot if c.n_step == 1 or ended[slot] or weight[slot + N] == 0 else slot + N
-        returns = reward[slot] + (0.9 * reward[last] if last != slot else 0.0)
-        zs = net.zs(target, flat(r.next_obs)[last])
-        next_q = net.q(target, old.critic, zs, jnp.tanh(net.preact(old.policy, zs)))
-        discount = 0.0 if terminated[last] else 0.9 ** (1 if last == slot else 2)
-        y = (returns + discount * (np.min if c.minimum else np.mean)(next_q) * 1.0) / learner.scale
-        error = np.abs(np.asarray(net.q(encoder, old.critic, net.zs(encoder, flat(r.obs)[slot]), flat(r.action)[slot])) - y)
-        huber = np.where(error < 1.0, error**2 / 2.0, error - 0.5)
-        total += weight[slot] * (huber if c.value_loss == "huber" else error**2).mean()
-        want = max(1.0, error.max()) ** c.priority_exponent if weight[slot] > 0 else 1.0
-        np.testing.assert_allclose(new.priorities.values[slot], want, rtol=1e-4, err_msg=str(slot))
+    first = np.arange(4)
+    last = first if c.n_step == 1 else np.where(ended[:4] | (weight[first + N] == 0), first, first + N)
+    returns = reward[first] + np.where(last != first, 0.9 * reward[last], 0.0)
+    discount = np.where(terminated[last], 0.0, np.where(last == first, 0.9, 0.9**2))
+    zs = net.zs(target, flat(r.next_obs)[last])
+    next_q = np.asarray(net.q(target, old.critic, zs, jnp.tanh(net.preact(old.policy, zs))))
+    y = (returns + discount * (np.min if c.minimum else np.mean)(next_q, axis=0)) / learner.scale
+    error = np.abs(net.q(encoder, old.critic, net.zs(encoder, flat(r.obs)[:4]), flat(r.action)[:4]) - y)  # [2, slots]
+    loss = np.where(error < 1.0, error**2 / 2.0, error - 0.5) if c.value_loss == "huber" else error**2
+    total = (weight[:4] * loss.mean(0)).sum()
+    want = np.where(weight[:4] > 0, np.maximum(1.0, error.max(0)) ** c.priority_exponent, 1.0)
+    np.testing.assert_allclose(new.priorities.values[:4], want, rtol=1e-4)
     np.testing.assert_allclose(metrics["critic_loss"], total / weight[:4].sum(), rtol=1e-4)
     got = np.asarray(new.priorities.values)
     assert (got[4:] == 0).all() and new.priorities.highest == got.max() > (1.0 if c.priority_exponent else 0.0)
