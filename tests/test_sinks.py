@@ -140,14 +140,27 @@ def test_a_fast_run_prints_at_tenths_only(increments):
     assert 1 <= len(lines) <= 11 and f"{console._short(total)}/{console._short(total)} steps" in lines[-1]
 
 
-def test_rate_is_that_of_the_last_half_minute_and_of_this_process(clock, capsys):
+def test_rate_is_that_of_the_latter_half_and_of_this_process(clock, capsys):
     with Progress(10**6, "x") as bar:
         bar.update(500_000)  # resumed
-        for second in range(1, 101):
+        for second in range(1, 121):
             clock.now = float(second)
             bar.update(500_000 + (10 * second if second <= 60 else 600 + 1000 * (second - 60)))
     lines = capsys.readouterr().err.splitlines()
     assert "10 steps/s" in lines[3] and ", 1k steps/s" in lines[-1]
+
+
+def test_rate_of_an_agent_that_learns_in_bursts_is_steady(clock, capsys):
+    """Periods of 250 steps: 100 s for the first ten steps, 12 s for the others, so 2.2 steps/s."""
+    with Progress(10_000, "x") as bar:
+        bar.announce("compiled")
+        for k in range(1, 1001):
+            clock.now += 100.0 if k % 25 == 1 else 0.5
+            bar.update(10 * k)
+    lines = capsys.readouterr().err.splitlines()
+    rates = [float(line.split(", ")[1].split()[0]) for line in lines if "steps/s" in line]
+    late = np.array(rates[len(rates) // 4 :])
+    assert len(late) > 20 and (abs(late - 2.2) < 0.5).all()
 
 
 def test_disabled_prints_nothing(capsys):

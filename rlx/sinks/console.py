@@ -17,7 +17,7 @@ from rich.text import Text
 
 from rlx.report.tables import cell, shown
 
-WINDOW = 30.0  # seconds over which steps/s are averaged
+WINDOW = 30.0  # seconds over which steps/s are averaged, at least
 INTERVAL = 10.0  # seconds between lines where there is no bar
 
 
@@ -25,8 +25,9 @@ class Progress:
     """Steps done, steps/s, time left and the latest metrics, on stderr.
 
     A bar on a terminal. Elsewhere (log files, notebooks) plain lines, at each tenth of `total_steps` and otherwise at
-    most every ten seconds. Steps/s are those of the last half minute, counted anew after each `announce`, so that
-    neither compilation nor steps done before a resume count. Not `enabled`: prints nothing.
+    most every ten seconds. Steps/s are those of the latter half of the time since the last `announce`, or of the last half
+    minute if that is more: neither compilation nor steps done before a resume count, and agents that learn in bursts, now
+    fast, now standing still for minutes (MR.Q), have a steady rate. Not `enabled`: prints nothing.
 
         with Progress(1_000_000, "ppo on brax/hopper") as bar:
             bar.announce("compiling")
@@ -45,7 +46,8 @@ class Progress:
             )
             self._bar = RichProgress(*columns, console=self._console)
             self._task = self._bar.add_task(description, total=total_steps, status="")
-        self._points: deque[tuple[float, int]] = deque()  # (time, steps done), the first at most WINDOW old
+        self._points: deque[tuple[float, int]] = deque()  # (time, steps done) of the time averaged over
+        self._since = math.inf  # time of the first of them that there was
         self._steps: int | None = None
         self._shown: dict[str, float] = {}
         self._line = (-math.inf, -1)  # time and tenth of the last line
@@ -63,14 +65,16 @@ class Progress:
         """Print one line above the bar."""
         self._print(text)
         self._points.clear()
+        self._since = time.monotonic()
         if self._steps is not None:
-            self._points.append((time.monotonic(), self._steps))
+            self._points.append((self._since, self._steps))
 
     def update(self, steps_done: int, **metrics: float) -> None:
         """Show `steps_done` of `total_steps` and the latest value of each metric that is not NaN."""
         now, self._steps = time.monotonic(), steps_done
+        self._since = min(self._since, now)
         self._points.append((now, steps_done))
-        while len(self._points) > 2 and now - self._points[0][0] > WINDOW:
+        while len(self._points) > 2 and now - self._points[1][0] >= max(WINDOW, (now - self._since) / 2):
             self._points.popleft()
         self._shown |= {k: float(v) for k, v in metrics.items() if not math.isnan(v)}
         if self._bar:
