@@ -15,6 +15,27 @@ KEY = jax.random.key(0)
 BINS = jnp.asarray(losses.bins(65))
 
 
+@pytest.mark.parametrize("batch", [(), (4,), (4, 5), "vmap"])
+def test_gradients_of_the_product(strict, batch):
+    """By inputs and by weights those of `x @ w`, summed over whatever batch axes there are, and of each member of a vmap."""
+    rng = np.random.default_rng(0)
+    shape = (3,) if batch == "vmap" else batch
+    w = rng.standard_normal((3, 6, 2) if batch == "vmap" else (6, 2)).astype(np.float32)
+    x, g = (rng.standard_normal((*shape, d)).astype(np.float32) for d in (6, 2))
+
+    def pulled(x, w, g):
+        y, pull = jax.vjp(mrq_networks.product, x, w)
+        return y, *pull(g)
+
+    y, dx, dw = (jax.vmap(pulled) if batch == "vmap" else pulled)(jnp.asarray(x), jnp.asarray(w), jnp.asarray(g))
+    if batch == "vmap":
+        want = np.einsum("bi,bij->bj", x, w), np.einsum("bj,bij->bi", g, w), np.einsum("bi,bj->bij", x, g)
+    else:
+        want = x @ w, g @ w.T, np.einsum("ni,nj->ij", x.reshape(-1, 6), g.reshape(-1, 2))
+    for got, by_hand in zip((y, dx, dw), want, strict=True):
+        np.testing.assert_allclose(got, by_hand, rtol=1e-5, atol=1e-6)
+
+
 def test_two_hot_keeps_the_mean(strict):
     for x in (0.1, -0.37, 3.7, -512.0, 21_000.0):
         weights = losses.two_hot(jnp.float32(x), BINS)

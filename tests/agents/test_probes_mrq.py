@@ -36,27 +36,37 @@ HAS_BEST = [n for n in NAMES if build(n).solution(GAMMA).action is not None]  # 
 fast = lambda names: [n if n in FAST else pytest.param(n, marks=pytest.mark.slow) for n in names]
 
 
+class ImageObservation(probes.ObservationAction):
+    """ObservationAction from frames [40, 40, 3], large enough for convolutions and shifts: a bar at three angles."""
+
+    observations = np.full((3, 40, 40, 3), 235, np.uint8)
+    observations[0, 18:22, 8:32] = observations[1, 8:32, 18:22] = (130, 70, 170)
+    for row in range(8, 32):
+        observations[2, row, row - 2 : row + 3] = (130, 70, 170)
+
+
 def anneal(trainer, carry):
     """Train at one learning rate after the other: hyperparameters live in the carry, so nothing is compiled twice."""
+    runs = len(carry.runs.seed)
     for *rates, iterations in ANNEALED:
         names = ("encoder_lr", "critic_lr", "actor_lr")
-        hp = {name: jnp.full(SEEDS, rate, jnp.float32) for name, rate in zip(names, rates, strict=True)}
+        hp = {name: jnp.full(runs, rate, jnp.float32) for name, rate in zip(names, rates, strict=True)}
         carry = carry.replace(runs=carry.runs.replace(hp={**carry.runs.hp, **hp}))
         carry, _ = trainer.run(carry, iterations * trainer.steps_per_iteration)
     return carry
 
 
-def solve(name, **fields):
-    """The solution, values `[SEEDS, K]`, greedy actions `[SEEDS, K, ...]`."""
-    trainer = rlx.make("mrq", f"probe/{name}", **CONFIG | WIDE.get(name, {}) | fields)
-    carry = anneal(trainer, trainer.init(SEEDS))
+def solve(env, seeds=SEEDS, **fields):
+    """The solution, values `[seeds, K]`, greedy actions `[seeds, K, ...]` on a probe, given by name or as such."""
+    trainer = rlx.make("mrq", f"probe/{env}" if isinstance(env, str) else env, **CONFIG | fields)
+    carry = anneal(trainer, trainer.init(seeds))
     solution = trainer.env.solution(GAMMA)
-    obs = jnp.broadcast_to(solution.obs, (SEEDS, *solution.obs.shape))
+    obs = jnp.broadcast_to(solution.obs, (seeds, *solution.obs.shape))
     values = np.asarray(trainer.value(carry, obs))
     return solution, values, np.asarray(trainer.act(carry, obs, jax.random.key(0), greedy=True))
 
 
-solved = functools.cache(solve)
+solved = functools.cache(lambda name: solve(name, **WIDE.get(name, {})))
 
 
 def check_values(solution, values):
@@ -69,21 +79,34 @@ def test_values(name):
     check_values(*solved(name)[:2])
 
 
-@pytest.mark.parametrize("name", fast(HAS_BEST))
-def test_actions(name):
-    solution, _, actions = solved(name)
-    if name.endswith("-continuous"):
-        env = build(name)
+def check_actions(env, solution, actions):
+    if env.continuous:
         matters = ~np.isnan(solution.action).any(-1)
         wrong = np.abs(actions - solution.action)[:, matters] / np.subtract(env.high, env.low)
         assert wrong.max() <= 0.05, f"{actions.mean(0)}, not {solution.action}"
     else:
         matters = solution.action >= 0
-        np.testing.assert_array_equal(actions[:, matters], np.tile(solution.action[matters], (SEEDS, 1)))
+        np.testing.assert_array_equal(actions[:, matters], np.tile(solution.action[matters], (len(actions), 1)))
+
+
+@pytest.mark.parametrize("name", fast(HAS_BEST))
+def test_actions(name):
+    solution, _, actions = solved(name)
+    check_actions(build(name), solution, actions)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("continuous", [False, True])
+def test_images(continuous):
+    """Through frames, shifts and convolutions."""
+    env = ImageObservation(continuous)
+    solution, values, actions = solve(env, seeds=2, batch_size=32)
+    check_values(solution, values)
+    check_actions(env, solution, actions)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["Truncation", "DelayedCredit-continuous"])
 def test_values_with_longer_returns(name):
     """n-step returns are not corrected for exploration; here later actions change nothing, and they are exact."""
-    check_values(*solve(name, n_step=3)[:2])
+    check_values(*solve(name, n_step=3, **WIDE.get(name, {}))[:2])
