@@ -16,10 +16,7 @@ for path in Path(__file__).parent.rglob("*_support.py"):
 
 
 def pytest_configure(config):
-    """Lighter compilation where little runs: four fifths of a fast test's time is XLA's, and this takes two fifths off the whole.
-
-    Slow tests train for long and have JAX's defaults.
-    """
+    """Lighter compilation where little runs: XLA takes most of a fast test's time. Slow tests have JAX's defaults."""
     if "not slow" in config.getoption("markexpr"):
         os.environ["XLA_FLAGS"] += " --xla_backend_optimization_level=1 --xla_cpu_use_fusion_emitters=false"
 

@@ -108,7 +108,7 @@ def never_terminated(reward, value, next_value, terminated, truncated, gamma, la
     return gae(reward, value, next_value, jnp.zeros_like(terminated), terminated | truncated, gamma, lam, weight)
 
 
-@pytest.mark.parametrize("broken", [merged, from_reset, pytest.param(never_terminated, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("broken", [merged, *(pytest.param(b, marks=pytest.mark.slow) for b in (from_reset, never_terminated))])
 def test_truncation_probe_finds_a_broken_agent(broken, monkeypatch):
     monkeypatch.setattr(returns, "gae", broken)
     solution, values, _ = solve("Truncation")

@@ -26,7 +26,7 @@ ANNEALED = ((1e-2, 260), (1e-3, 260))  # learning rates, and for how many iterat
 SHORT = ((1e-2, 100), (1e-3, 30))  # for the convolution, which is slow on a CPU
 WIDE = {"AsymmetricBounds": (64, 64)}  # 32 units cannot follow a Q that ranges over 14 in two dimensions
 SCALAR = tuple(name for name in probes.PROBES if name != "VectorReward")
-FAST = {"Truncation", "DelayedCredit", "IntegerObservation", "AsymmetricBounds"}  # each is a program to compile
+FAST = {"Truncation", "DelayedCredit", "AsymmetricBounds"}  # each is a program to compile
 best = lambda name: probes.make(f"{name}-continuous").solution(GAMMA, TEMPERATURE).action
 HAS_BEST = [n for n in SCALAR if best(n) is not None]  # elsewhere all actions are equal
 fast = lambda names: [n if n in FAST else pytest.param(n, marks=pytest.mark.slow) for n in names]
