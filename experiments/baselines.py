@@ -128,6 +128,7 @@ BASELINES = {
         for name, env, steps, agents in (
             ("hopper", "brax/hopper", 40_000, ("mrq", "sac")),
             ("breakout-short", "gymnax/Breakout-MinAtar", 40_000, ("mrq", "dqn")),
+            ("cartpole-short", "gymnax/CartPole-v1", 30_000, ("mrq", "dqn")),
         )
         for agent in agents
     },

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 import pandas as pd
 
-from rlx import agents, checkpoint, footprint, grid, loop, results, sinks
+from rlx import agents, cache, checkpoint, footprint, grid, loop, results, sinks
 from rlx import config as config_
 from rlx.errors import RlxError, unknown
 from rlx.interrupt import SigInt
@@ -170,6 +170,7 @@ class Session:
 
     def _compile(self, carry: Carry | None, bar: Progress) -> None:
         """All programs, with a fresh carry where none is given."""
+        cache.make_room()
         trainer, runs = self.trainer, len(self.start.seeds)
         cached = jax.config.values["jax_compilation_cache_dir"]
         each = f"{runs} x {footprint.human(self.size / runs)} = {footprint.human(self.size)}"

@@ -26,3 +26,12 @@ def strict():
     """Our own maths never relies on implicit rank or dtype promotion."""
     with jax.numpy_rank_promotion("raise"), jax.numpy_dtype_promotion("strict"):
         yield
+
+
+@pytest.fixture(scope="module", autouse=True)
+def room():
+    """All tests in one process compile more programs than Linux lets it hold; below the share that `rlx.train` tolerates."""
+    yield
+    from rlx import cache
+
+    cache.make_room(0.3)
